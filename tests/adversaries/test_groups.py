@@ -20,7 +20,7 @@ from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import build
 from fedsim.testing import conformance
 
-pytestmark = pytest.mark.usefixtures("rogues")
+pytestmark = pytest.mark.usefixtures("rogues", "unreported")
 
 ALL = {"clients_per_round": 6}
 

@@ -16,6 +16,8 @@ from fedsim.reproduce.driver import _repetition
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 class Listening(Adversary):
     """Claims nothing, and remembers the seeds of the generators that it can reach."""

@@ -13,6 +13,8 @@ from fedsim.records import Interception, Update
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import build
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 class Listening:
     """An executor that runs nothing and remembers what it was given."""

@@ -29,6 +29,8 @@ from fedsim.reproduce.console import reproduce
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import build
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 def swallowed(error: Exception) -> None:
     """Be interrupted within a library that makes another error of it."""

@@ -16,6 +16,8 @@ from fedsim.records import Truth
 from fedsim.scenario.built import build
 from fedsim.scenario.settings import AttackPlan
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 GRANTS = ["GRADIENT", "BATCH_SIZE", "HISTORY"]
 
 

@@ -19,6 +19,8 @@ from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.records import PROBES, Interception, Probe, Update
 from fedsim.scenario.built import build
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 TABLES = [{"client": 3, "updates": 2}, {"client": 3, "batch_size": 4}, {"client": 5}]
 KEYS = ["c0003-p00", "c0003-p01", "c0003-p02", "c0005-p00"]
 NOISE = [{"name": "gaussian-noise", "sigma": 0.01}]

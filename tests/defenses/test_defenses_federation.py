@@ -18,6 +18,8 @@ from fedsim.federation import federate
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import build
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 # --- what is sent ----------------------------------------------------------------------------
 
 

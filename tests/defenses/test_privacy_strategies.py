@@ -8,6 +8,8 @@ from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 @pytest.mark.parametrize("where", ["Server", "Client"])
 def test_flowers_dp_strategies_train_under_their_names(where, tmp_path):

@@ -8,6 +8,8 @@ from fedsim.engine.attack import attack
 from fedsim.engine.simulate import simulate
 from fedsim.errors import RunFolderError
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 RUN = scenario(training={"rounds": 1}, adversaries=[])
 
 

@@ -7,6 +7,8 @@ from fedsim.engine.attack import attack
 from fedsim.engine.request import changed, changes_of
 from fedsim.engine.simulate import simulate
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 TRAINING = {"rounds": 1, "clients": 2, "clients_per_round": 2}
 SEEDS_AND_GRANTS = {"seed": [3, 4], "threat.grants": ["gradients", "auxiliary"]}
 VARIANTS = {"adversaries.0.variant": ["llg", "llg+"]}

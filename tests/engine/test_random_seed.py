@@ -17,6 +17,8 @@ from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
 from fedsim.runs.provenance import read
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 FILE = """
 seed = "random"
 [task]

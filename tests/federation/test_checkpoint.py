@@ -15,6 +15,8 @@ from fedsim.federation import checkpoint
 from fedsim.federation.checkpoint import Checkpoint, Checkpoints
 from fedsim.runs.ledger import Ledger
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):

@@ -17,6 +17,8 @@ from fedsim.scenario.built import build
 from fedsim.training import local
 from tests.support.tiny import config, initial, rows, scenario, timeless
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 def weights(bytes):
     return tensor_record({"w": torch.zeros(bytes // 4)})

@@ -10,7 +10,7 @@ from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
 from fedsim.federation.strategies import build_strategy
 
-pytestmark = pytest.mark.usefixtures("rogues")
+pytestmark = pytest.mark.usefixtures("rogues", "unreported")
 
 RATES = [0.4, 0.2, 0.1]
 

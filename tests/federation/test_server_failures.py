@@ -26,7 +26,7 @@ from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import build
 from fedsim.seeds import derive
 
-pytestmark = pytest.mark.usefixtures("rogues")
+pytestmark = pytest.mark.usefixtures("rogues", "unreported")
 
 WAYS = ["raise", "memory", "surrogate", "nan", "inf", "missing", "extra", "shape", "huge"]
 SAID = {
@@ -95,7 +95,6 @@ def test_stop_names_the_client_and_the_round_and_keeps_every_row(how, tmp_path):
     broken = found[(2, 2)]
     assert all(SAID[how] in row["error"] and row["value"] == "" for row in broken)
     assert all(row["baseline"] for row in broken)
-    assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize("how", WAYS)

@@ -26,7 +26,7 @@ from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import build
 from fedsim.seeds import isolated
 
-pytestmark = pytest.mark.usefixtures("rogues")
+pytestmark = pytest.mark.usefixtures("rogues", "unreported")
 
 DP = "DifferentialPrivacy"
 SETTINGS = {

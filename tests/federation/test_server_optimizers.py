@@ -14,6 +14,8 @@ from fedsim.federation.checkpoint import STATE
 from fedsim.federation.fedsgd import RATES
 from fedsim.federation.strategies import build_strategy
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 LR, BETA_1, BETA_2, TAU = 0.05, 0.9, 0.99, 1e-3
 
 

@@ -21,6 +21,8 @@ from fedsim.federation.spool import Spool
 from fedsim.records import Interception, Update
 from fedsim.runs.recording import Recording
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 MANY = {"clients": 12, "clients_per_round": 12}
 STRATEGIES = ["FedAvg", "FedAdam", "FedMedian", "Krum"]
 

@@ -14,7 +14,7 @@ from fedsim.engine.inline import InlineGrid
 from fedsim.engine.simulate import simulate
 from fedsim.federation.strategies import FedSGD, Following
 
-pytestmark = pytest.mark.usefixtures("rogues")
+pytestmark = pytest.mark.usefixtures("rogues", "unreported")
 
 
 # --- FedSGD -----------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 from support.run_folders import SCENARIO, page_of, row, written
+from support.tiny import scenario
 
+from fedsim.engine.simulate import simulate
 from fedsim.errors import RunFolderError
 from fedsim.records import Finding
 from fedsim.report import summary, write_report
@@ -220,3 +222,13 @@ def test_rows_without_a_round_and_guesses_without_a_mean_do_not_stop_a_report(ru
     page = page_of(folder)
     assert "3 rows of findings.csv have no round; left out" in page
     assert [one["attacks"] for one in summary(folder)] == [3]
+
+
+def test_a_run_that_is_interrupted_has_its_report(tmp_path):
+    def stop(event: str, **fields: object) -> None:
+        if event == "round" and fields["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(scenario(training={"rounds": 4}), tmp_path, observer=stop)
+    assert "llg" in (tmp_path / "report.html").read_text()

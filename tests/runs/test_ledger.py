@@ -20,6 +20,8 @@ from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import COLUMNS, Ledger
 from fedsim.runs.lock import alone_in
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 # --- rows -------------------------------------------------------------------------------------
 
 

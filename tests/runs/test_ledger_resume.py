@@ -17,6 +17,8 @@ from fedsim.errors import RunFolderError
 from fedsim.runs.attack_log import Ended
 from fedsim.runs.ledger import Ledger
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 # --- resume -----------------------------------------------------------------------------------
 
 
@@ -136,7 +138,6 @@ def test_an_interrupted_run_ends_with_the_table_of_an_uninterrupted_one(event, t
     simulate(run, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         simulate(run, tmp_path / "cut", observer=Interrupt(event, times))
-    assert (tmp_path / "cut" / "report.html").exists()
     kept = timeless(tmp_path / "cut")
     assert len(kept) < len(timeless(tmp_path / "whole"))
     attacked = Counter()

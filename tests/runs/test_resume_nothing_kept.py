@@ -9,6 +9,8 @@ from fedsim.engine.simulate import simulate
 from fedsim.federation import checkpoint
 from fedsim.runs.attack_log import AttackLog
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 @pytest.fixture(autouse=True)
 def each_round_is_kept(monkeypatch):

@@ -13,6 +13,8 @@ from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
 from fedsim.scenario.rounds import chosen_rounds
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 def utility(folder: Path) -> dict[tuple[int, str], float]:
     with (folder / "utility.csv").open(newline="") as file:

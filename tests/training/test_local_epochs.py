@@ -17,6 +17,8 @@ from fedsim.scenario.built import build
 from fedsim.training import local
 from fedsim.training.budget import Budget
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 UNEQUAL = {"train_examples": 60, "partition": {"kind": "dirichlet", "alpha": 1.0}}
 
 

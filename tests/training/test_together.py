@@ -14,6 +14,8 @@ from fedsim.training import together
 from fedsim.training.local import local_training, train_locally
 from fedsim.training.together import train_together
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 STEPS = {"algorithm": "fedavg", "local_steps": 3, "lr": 0.05}
 
 

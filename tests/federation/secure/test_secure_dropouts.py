@@ -19,7 +19,7 @@ from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError
 from fedsim.federation import client
 
-pytestmark = pytest.mark.usefixtures("rogues")
+pytestmark = pytest.mark.usefixtures("rogues", "unreported")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

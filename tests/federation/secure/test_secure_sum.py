@@ -15,7 +15,7 @@ from support.tiny import rows, scenario
 
 from fedsim.engine.simulate import simulate
 
-pytestmark = pytest.mark.usefixtures("rogues")
+pytestmark = pytest.mark.usefixtures("rogues", "unreported")
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet20"])
