@@ -123,7 +123,9 @@ def test_an_estimate_is_no_more_exact_than_it_is(seconds, text):
 # --- engines ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", [{"name": "inline"}, {"name": "ray", "workers": 2}])
+@pytest.mark.parametrize(
+    "engine", [{"name": "inline"}, {"name": "ray", "workers": 2, "attack_workers": 1}]
+)
 def test_every_engine_tells_how_far_its_attacks_are(tmp_path, engine, often, ray_session):
     heard, rows_shown, last = [], [], []
 

@@ -10,7 +10,7 @@ from fedsim.engine.simulate import simulate
 PROBES = [{"client": 3, "updates": 2}, {"client": 1, "batch_size": 4}]
 ENGINES = {
     "inline": {"name": "inline"},
-    "ray": {"name": "ray", "workers": 2},
+    "ray": {"name": "ray", "workers": 2, "attack_workers": 1},
     "flower": {"name": "flower", "workers": 1},
 }
 

@@ -165,7 +165,7 @@ def test_adversaries_see_the_gradients_and_the_servers_rate(tmp_path, secure):
 
 def test_ray_and_inline_train_alike(tmp_path, ray_session):
     for workers in (1, 2):
-        run = run_of("FedYogi", engine={"workers": workers})
+        run = run_of("FedYogi", engine={"workers": workers, "attack_workers": 1})
         simulate(run, tmp_path / str(workers))
     assert timeless(tmp_path / "1") == timeless(tmp_path / "2")
     assert rows(tmp_path / "1", "utility.csv") == rows(tmp_path / "2", "utility.csv")

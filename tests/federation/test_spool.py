@@ -78,7 +78,7 @@ def test_ray_answers_in_shares_and_finds_the_same(tmp_path, monkeypatch, nothing
 
     found = outcome(scenario(training=MANY), tmp_path / "inline")
     monkeypatch.setattr(engine, "SHARE", 1)  # one model at a time
-    run = scenario(training=MANY, engine={"name": "ray", "workers": 2})
+    run = scenario(training=MANY, engine={"name": "ray", "workers": 2, "attack_workers": 1})
     assert outcome(run, tmp_path / "ray") == found
 
 

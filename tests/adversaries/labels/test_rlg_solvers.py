@@ -94,8 +94,8 @@ def at_once(q: np.ndarray) -> set[int] | None:
 
 
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=2000, deadline=None, derandomize=True)
-def test_thousands_of_small_cases_agree_with_the_linear_program(kind, seed):
+@settings(max_examples=1000, deadline=None, derandomize=True)
+def test_a_thousand_small_cases_agree_with_the_linear_program(kind, seed):
     q = small(kind, seed)
     spanning = by_spanning(normalised(q), np.linalg.norm(q, axis=0))
     assert not spanning.failed

@@ -21,7 +21,7 @@ def test_every_engine_finds_what_one_process_finds(engine, protocols, tmp_path, 
         defenses=[{"name": "faulty", "how": "raise"}],
     )
     run = run.model_copy(update={"sweep": {"training.secure_aggregation": protocols}})
-    several = run.engine.model_copy(update={"name": engine, "workers": 2})
+    several = run.engine.model_copy(update={"name": engine, "workers": 2, "attack_workers": 1})
     simulate(run, tmp_path / "inline")
     simulate(run.model_copy(update={"engine": several}), tmp_path / "other")
 
