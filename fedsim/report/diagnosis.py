@@ -189,7 +189,10 @@ def _found(
     if verdict.kind == "leaks":
         said = f"found {', '.join(_parts(verdict, totals, measures))}"
     elif verdict.kind == "guessed":
-        said = f"found no more than a guess from public data does {figure}"
+        guess = measures[verdict.metric].show(chief["baseline_prior"]) if chief else "–"
+        said = (
+            f"is not shown to find more than a guess from public data {figure[:-1]}, guess {guess})"
+        )
     elif verdict.badge.startswith("nothing seen"):
         said = f"{verdict.badge.replace('nothing seen', 'found nothing', 1)} {figure}"
     else:
@@ -246,8 +249,11 @@ def _parts(verdict: Verdict, totals: Sequence[Mapping[str, Any]], measures: Meas
             how = measures[row["metric"]]
             level = verdict.figure if best else f"{how.title} {how.show(row['mean'])}"
             found.append(f"{what} ({level}, chance {how.show(row['baseline'])})")
-        elif any(one.startswith("beats chance") for one in said.values()):
-            missing.append(f"no {what} that a guess from public data does not")
+        elif guessed := [row for row in rows if said[row["metric"]].startswith("beats chance")]:
+            row = min(guessed, key=lambda row: measures[row["metric"]].detail)
+            how = measures[row["metric"]]
+            level = f"{how.title} {how.show(row['mean'])}, guess {how.show(row['baseline_prior'])}"
+            missing.append(f"{what} not shown to be more than a guess from public data ({level})")
         elif any(one.startswith("too few") for one in said.values()):
             missing.append(f"{what} in too few victims to tell")
         elif all(one == "not known" for one in said.values()):

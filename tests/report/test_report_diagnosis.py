@@ -41,6 +41,27 @@ def test_what_was_found_comes_first_and_then_why_no_more_was(tmp_path):
     )
 
 
+def test_few_victims_do_not_show_that_a_guess_would_have_found_as_much(tmp_path):
+    """All labels of three victims are right: a guess that finds 40 % is not ruled out."""
+    rows = [row(n, 1, "dlg", "recovered", 1.0, 0.0, baseline_prior=0.0) for n in (1, 2, 3)]
+    rows += [row(n, 1, "dlg", "asr", 1.0, 0.1, baseline_prior=0.4) for n in (1, 2, 3)]
+    assert said(written(tmp_path, *rows)) == (
+        "dlg found inputs (Recovered 100 %, chance 0 %), labels not shown to be more than a guess "
+        "from public data (Labels recovered 100 %, guess 40 %)"
+    )
+
+
+def test_what_a_guess_from_public_data_finds_stands_beside(tmp_path):
+    rows = [row(n, 1, value=0.6, baseline=0.1, baseline_prior=0.6) for n in range(1, 21)]
+    folder = written(tmp_path, *rows)
+    (verdict,) = verdicts(folder)
+    assert verdict["kind"] == "guessed"
+    assert said(folder) == (
+        "llg is not shown to find more than a guess from public data "
+        "(Labels recovered 60 %, chance 10 %, guess 60 %)"
+    )
+
+
 def test_an_adversary_that_finds_nothing_is_told_what_it_needs(tmp_path):
     rows = [row(n, 1, value=0.1, baseline=0.1, batch_size=10) for n in range(1, 31)]
     folder = measured(written(tmp_path, *rows), *(reason(n) for n in range(1, 31)))
