@@ -50,10 +50,17 @@ def content(run_dirs: Sequence[Path]) -> dict[str, Any]:
         [replace(one, name=f"{name}: {one.name}" if one.name else name) for one in folder.series()]
         for name, folder in zip(names, folders, strict=True)
     )
+    task = _task(folders[0])
+    elsewhere = {
+        name: other
+        for name, folder in zip(names[1:], folders[1:], strict=True)
+        if (other := _task(folder)) != task
+    }
     pairs = [
         (one, _base(one, name, first, names[0]))
         for name, series in zip(names[1:], others, strict=True)
         for one in series
+        if name not in elsewhere
     ]
     every = [one for series in (first, *others) for one in series]
     differing = _differing(names, folders)
@@ -72,6 +79,11 @@ def content(run_dirs: Sequence[Path]) -> dict[str, Any]:
             f"{name}: {note}"
             for name, one in zip(names, folders, strict=True)
             for note in one.notes
+        ]
+        + [
+            f"{name} is about other examples ({other}) than {names[0]} ({task}), so that no "
+            "difference is taken."
+            for name, other in elsewhere.items()
         ],
         "settings": {"head": ["Setting", *names], "body": differing[:SETTINGS]},
         "more_settings": max(0, len(differing) - SETTINGS),
@@ -89,6 +101,13 @@ def _names(folders: Sequence[RunFolder]) -> list[str]:
     """The names of the folders, or their paths if two have the same name."""
     names = [folder.path.resolve().name for folder in folders]
     return names if len({*names}) == len(names) else [str(folder.path) for folder in folders]
+
+
+def _task(folder: RunFolder) -> str:
+    """What the examples of a run are: its task and data, as the scenario names them."""
+    table = folder.scenario.get("task")
+    named = [table.get(key) for key in ("name", "data")] if isinstance(table, dict) else []
+    return ", ".join(shown(one) for one in named if one is not None)
 
 
 def _base(one: Series, name: str, first: Sequence[Series], of: str) -> Series:

@@ -68,7 +68,16 @@ def test_a_point_is_compared_with_its_namesake_in_the_first_run(runs):
 
 def test_runs_without_a_common_seed_have_no_difference(runs, tmp_path):
     other = repeated(tmp_path / "other", seeds=(1, 2, 3))
-    assert "no seed in common" in words(compare([runs[0], other]))
+    assert "no seed or no examples in common" in words(compare([runs[0], other]))
+
+
+def test_runs_of_other_examples_are_not_subtracted(runs):
+    for task in ('name = "images"\ndata = "mnist"', 'name = "text"'):
+        (runs[1] / "scenario.toml").write_text(SCENARIO.replace('name = "images"', task))
+        text = words(compare(runs))
+        assert "second is about other examples (" in text
+        assert "no difference is taken" in text
+        assert "points" not in text.split("Differences from first")[1].split("Round by round")[0]
 
 
 def test_only_common_seeds_count(runs, tmp_path):
