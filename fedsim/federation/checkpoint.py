@@ -5,7 +5,8 @@
 The file holds the global arrays under their own names, and the state that the strategy and the
 clients carry from round to round. A checkpoint of a round is written once every attack on it has
 ended, so that a run that continues after it misses none. Rounds that end within `EVERY_S` seconds
-share one: a run that is killed makes those again that ended after its last checkpoint.
+share one, and those of a large model share more, so that writing takes no more than `SHARE` of the
+time: a run that is killed makes those again that ended after its last checkpoint.
 """
 
 import json
@@ -32,6 +33,9 @@ GLOBAL = "global/"
 
 EVERY_S = 0.5
 """Seconds from one checkpoint to the next at least; that of the last round does not wait."""
+
+SHARE = 0.1
+"""Largest share of a run's time in which checkpoints are written."""
 
 STATE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
@@ -123,9 +127,11 @@ class Checkpoints:
         if not settled:
             return
         if due:
+            began = time.monotonic()
             self._ledger.sync_utility()
             settled[-1].write(self._ledger, self._folder)
-            self._next = time.monotonic() + EVERY_S
+            ended = time.monotonic()
+            self._next = ended + max(EVERY_S, (ended - began) * (1 / SHARE - 1))
         self._waiting = self._waiting[len(settled) - (not due) :]
 
 

@@ -23,7 +23,7 @@ from fedsim.scenario.built import build
 from fedsim.scenario.settings import AttackPlan
 from fedsim.tasks.images import Images
 
-pytestmark = pytest.mark.usefixtures("rogues", "unreported")
+pytestmark = pytest.mark.usefixtures("rogues")
 
 
 # --- a row for each, never a gap -------------------------------------------------------------

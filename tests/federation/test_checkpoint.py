@@ -54,6 +54,25 @@ def test_short_rounds_share_a_checkpoint(kept):
     assert written(ledger) == 5, "the last one does not wait"
 
 
+def test_writing_takes_a_small_share_of_the_time(kept, monkeypatch):
+    """A checkpoint that takes three seconds to write is written again after nine times as long."""
+    found, clock, settled, ledger = kept
+    settled[0], write = 9, Checkpoint.write
+
+    def slow(self, *where):
+        clock[0] += 3.0
+        write(self, *where)
+
+    monkeypatch.setattr(Checkpoint, "write", slow)
+    found.add(of(1))
+    clock[0] += 26.0
+    found.add(of(2))
+    assert written(ledger) == 1
+    clock[0] += 1.5
+    found.add(of(3))
+    assert written(ledger) == 3
+
+
 def test_a_round_whose_attacks_have_not_ended_has_no_checkpoint_yet(kept):
     found, clock, settled, ledger = kept
     found.add(of(1))

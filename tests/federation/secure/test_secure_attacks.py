@@ -13,7 +13,7 @@ from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
 from fedsim.training.local import local_training
 
-pytestmark = pytest.mark.usefixtures("rogues", "unreported")
+pytestmark = pytest.mark.usefixtures("rogues")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
