@@ -19,8 +19,6 @@ from fedsim.records import Interception, Update
 from fedsim.runs.recording import Recording
 from fedsim.scenario.built import build
 
-pytestmark = pytest.mark.usefixtures("unreported")
-
 
 def interception(round=1, clients=(4,), **changes):
     rng = torch.Generator().manual_seed(round)
