@@ -24,6 +24,7 @@ from typing import Any
 from fedsim.metric import Measure
 from fedsim.metrics import installed
 from fedsim.report.intervals import change
+from fedsim.report.replication import utility_measure
 from fedsim.reproduce import figures
 from fedsim.reproduce.cells import KNOWN, Cell, Place
 from fedsim.reproduce.tables import PAPERS, Compared, Row, write_tables
@@ -107,7 +108,9 @@ class Found:
 
 def measure(name: str) -> Measure:
     """How a measure is read."""
-    return KNOWN[name] if name in KNOWN else installed()[name].shown
+    if name in KNOWN:
+        return KNOWN[name]
+    return installed()[name].shown if name in installed() else utility_measure(name)
 
 
 @cache
