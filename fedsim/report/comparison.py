@@ -50,11 +50,10 @@ def content(run_dirs: Sequence[Path]) -> dict[str, Any]:
         [replace(one, name=f"{name}: {one.name}" if one.name else name) for one in folder.series()]
         for name, folder in zip(names, folders, strict=True)
     )
-    task = _task(folders[0])
     elsewhere = {
-        name: other
+        name: _task(folder)
         for name, folder in zip(names[1:], folders[1:], strict=True)
-        if (other := _task(folder)) != task
+        if not _same_data(folder, folders[0])
     }
     pairs = [
         (one, _base(one, name, first, names[0]))
@@ -81,8 +80,8 @@ def content(run_dirs: Sequence[Path]) -> dict[str, Any]:
             for note in one.notes
         ]
         + [
-            f"{name} is about other examples ({other}) than {names[0]} ({task}), so that no "
-            "difference is taken."
+            f"{name} is about other examples ({other}) than {names[0]} "
+            f"({_task(folders[0])}), so that no difference is taken."
             for name, other in elsewhere.items()
         ],
         "settings": {"head": ["Setting", *names], "body": differing[:SETTINGS]},
@@ -108,6 +107,13 @@ def _task(folder: RunFolder) -> str:
     table = folder.scenario.get("task")
     named = [table.get(key) for key in ("name", "data")] if isinstance(table, dict) else []
     return ", ".join(shown(one) for one in named if one is not None)
+
+
+def _same_data(*folders: RunFolder) -> bool:
+    """Whether runs have the same data, by their names or, where these differ, by fingerprint."""
+    known = [folder.provenance.get("hashes") for folder in folders]
+    hashes = {str(one.get("data", "")) if isinstance(one, dict) else "" for one in known}
+    return len({_task(one) for one in folders}) == 1 or (len(hashes) == 1 and hashes != {""})
 
 
 def _base(one: Series, name: str, first: Sequence[Series], of: str) -> Series:

@@ -127,10 +127,11 @@ class Training(Table):
 
     def evaluates(self, round: int) -> bool:
         """Whether the model is evaluated after a round, or at the start, which is round 0."""
-        return round == 0 or round in {
-            self.rounds,
-            *chosen_rounds(self.evaluate_rounds, self.rounds),
-        }
+        return (
+            self.evaluate_rounds == "all"
+            or round in (0, self.rounds)
+            or round in chosen_rounds(self.evaluate_rounds, self.rounds)
+        )
 
     def rate(self, round: int) -> float:
         """The learning rate of a round, from 1: the clients' under FedAvg, else the server's."""

@@ -78,6 +78,9 @@ def test_runs_of_other_examples_are_not_subtracted(runs):
         assert "second is about other examples (" in text
         assert "no difference is taken" in text
         assert "points" not in text.split("Differences from first")[1].split("Round by round")[0]
+    for run in runs:  # the same data under another name
+        (run / "provenance.json").write_text(json.dumps({"hashes": {"data": "d1"}}))
+    assert "other examples" not in words(compare(runs))
 
 
 def test_only_common_seeds_count(runs, tmp_path):
