@@ -21,10 +21,9 @@ from fedsim.runs.reading import UNCOUNTED, Measures, budget, printable
 Sums = dict[tuple[str, str], list[float]]
 """The number of attacks, the sum of their scores and that of a guess's, by label and metric."""
 
-LINES, PAUSE = 20, 10.0
-"""Off a terminal a run prints about as many lines of rounds, as many of other attacked rounds, and
-more if a round takes longer than these seconds."""
-
+LINES, PAUSE, SILENCE = 20, 10.0, 60.0
+"""Off a terminal a run prints about as many lines of rounds, as many of other attacked rounds, more
+if a round takes longer than PAUSE seconds, and one of attacks after SILENCE seconds without any."""
 
 MOST_ROWS, MOST_CLIENTS = 16, 6
 """How many busy workers a terminal shows, and how many clients of each."""
@@ -36,7 +35,8 @@ class Display:
     A terminal gets a live display: which attacks run where, how long all of them will take by the
     seconds of those that have ended, and the leakage so far. Any other output gets a plain line for
     each round, or for every n-th of many short rounds, with that round's own leakage: at once, or
-    in a second line when its attacks have ended.
+    in a second line when its attacks have ended. While attacks take long, a line every minute says
+    how far they are.
 
     Args:
         console: Where to print.
@@ -61,7 +61,7 @@ class Display:
         self._estimate = Estimate()
         self._running: tuple[RunningAttacks, ...] = ()
         self._workers = 1
-        self._said = 0.0
+        self._said = time.monotonic()
         self._sums = _sums()
         self._of = 0
         self._extra = 0
@@ -140,6 +140,9 @@ class Display:
         note = f"{left} in flight" + (f", {waiting} of them queued" if waiting > 0 else "")
         note += f"; {about(seconds)}" if seconds is not None else ""
         self._bars.update(self._attacks, total=self._queued, completed=self._done, note=note)
+        if self._live is None and left > 0 and time.monotonic() - self._said >= SILENCE:
+            now = "".join(f"; {call.progress}" for call in self._running[:MOST_ROWS] if call.progress)
+            self._say(f"{self._done} of {self._queued} attacks; {note}{now}")
 
     def _on_findings(self, findings: list[Any], **_: Any) -> None:
         self._done += 1
@@ -173,7 +176,6 @@ class Display:
         if attacked and not due and self._extra < LINES:
             self._extra, due = self._extra + 1, True
         if self._live is None and round and (due or time.monotonic() - self._said >= PAUSE):
-            self._said = time.monotonic()
             numbers = {k: v for k, v in fields.items() if isinstance(v, float)}
             utility = "  ".join(f"{name} {_number(name, value)}" for name, value in numbers.items())
             if (left := self._open[round]) > 0:
@@ -196,6 +198,7 @@ class Display:
         return f"  leaked in this round: {text}" if text else ""
 
     def _say(self, text: str) -> None:
+        self._said = time.monotonic()
         self._console.print(printable(text), markup=False, highlight=False)
 
     def _picture(self) -> Group:

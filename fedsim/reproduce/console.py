@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from fedsim.reproduce.outcome import Outcome, outcome
 from fedsim.reproduce.pages import statements, values, write_page
 from fedsim.reproduce.tables import PAPERS, tables
 from fedsim.scenario.paper import SCALES
+
+PAUSE = 60.0
+"""Off a terminal a long reproduction prints a line of progress after as many seconds."""
 
 
 def listing(console: Console) -> None:
@@ -207,7 +211,14 @@ def _print(
 
 @contextlib.contextmanager
 def _bars(console: Console) -> Iterator[driver.Progress]:
-    """Show a bar for each scenario, from the first report of its progress."""
+    """Show a bar for each scenario, from the first report of its progress.
+
+    Where there is no terminal, a plain line says every minute, and when a scenario ends, how far it
+    is.
+    """
+    if not console.is_terminal:
+        yield _lines(console)
+        return
     with Progress(
         TextColumn("{task.description:<24}"),
         BarColumn(bar_width=32),
@@ -226,3 +237,16 @@ def _bars(console: Console) -> Iterator[driver.Progress]:
             progress.update(bars[part], completed=done, total=of, note=note)
 
         yield update
+
+
+def _lines(console: Console) -> driver.Progress:
+    said = time.monotonic()
+
+    def update(part: str, done: int, of: int, note: str) -> None:
+        nonlocal said
+        if done == of or time.monotonic() - said >= PAUSE:
+            said = time.monotonic()
+            text = f"{part}: {done} of {of} points{f'; {note}' if note else ''}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    return update

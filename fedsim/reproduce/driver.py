@@ -25,7 +25,7 @@ from fedsim.scenario import Scenario
 from fedsim.scenario.settings import Record
 
 Progress = Callable[[str, int, int, str], None]
-"""progress(scenario, finished points, all points, progress of the current point's attacks)"""
+"""progress(scenario, finished points, all points, progress of the current point)"""
 
 
 def folder_of(out: Path, figure: Figure, part: Part, scale: str) -> Path:
@@ -136,11 +136,17 @@ def _run_points(scenario: Scenario, folder: Path, progress: Progress, name: str)
                 progress(name, ended, total, "")
 
     def report(event: str, **fields: Any) -> None:
-        if event in ("attacks", "findings", "progress"):
+        if event == "round":
+            here[event], here["of"] = fields["round"], fields["of"]
+        elif event in ("attacks", "findings"):
             here[event] += fields.get("queued", 1)
-            now = f"; {fields['progress']}" if event == "progress" else ""
-            text = f"{here['findings']} of {here['attacks']} attacks{now}"
-            progress(name, ended, total, text)
+        if event in ("round", "attacks", "findings", "progress"):
+            parts = [f"round {here['round']} of {here['of']}"] if here["of"] > 1 else []
+            if here["attacks"]:
+                parts.append(f"{here['findings']} of {here['attacks']} attacks")
+            if event == "progress":
+                parts.append(str(fields["progress"]))
+            progress(name, ended, total, "; ".join(parts))
         if event in ("point", "resumed", "caution"):
             ledger.event(event, **fields)
 

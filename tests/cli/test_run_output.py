@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from fedsim.attacking.progress import AttackProgress, RunningAttacks
 from fedsim.cli import app, main
 from fedsim.cli.display import Display
 
@@ -127,6 +128,20 @@ def test_off_a_terminal_attacked_rounds_have_lines_of_their_own():
     lines = console.export_text().splitlines()
     assert [line.split()[1] for line in lines if "leaked" in line] == ["7/200", "128/200"]
     assert len(lines) == 23
+
+
+def test_off_a_terminal_a_line_says_how_far_long_attacks_are(monkeypatch):
+    console = Console(width=200, record=True)
+    now = AttackProgress("dlg", 1, 120, 0.5, of=300)
+    running = RunningAttacks("dlg", 1, ("client 3",), since=0.0, progress=now)
+    with Display(console) as display:
+        display("attacks", round=1, queued=2, pending=2)
+        display("running", running=(running,), workers=1)
+        assert not console.export_text(clear=False)
+        monkeypatch.setattr("fedsim.cli.display.SILENCE", 0.0)
+        display("running", running=(running,), workers=1)
+    said = "0 of 2 attacks; 2 in flight, 1 of them queued; dlg: iteration 120 of 300, at 0.5\n"
+    assert console.export_text() == said
 
 
 def test_sums_of_a_round_are_kept_only_until_its_line_is_printed():

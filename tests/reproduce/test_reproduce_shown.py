@@ -1,9 +1,11 @@
 """What `fedsim reproduce` shows: pictures, pages, tables."""
 
 import base64
+import io
 import tomllib
 from pathlib import Path
 
+from rich.console import Console
 from support.tiny import rows
 from support.tiny_figures import table, toml
 from typer.testing import CliRunner
@@ -50,6 +52,22 @@ def test_the_command_line_prints_ours_and_where_the_pages_are(tmp_path):
     assert "smoke.html" in done.output
     again = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*arguments, "--show"])
     assert "too few repetitions" in " ".join(again.output.split())
+
+
+def test_off_a_terminal_lines_say_how_far_it_is(tmp_path, monkeypatch):
+    source, out = toml(tmp_path, rounds=2), tmp_path / "out"
+    lines = {}
+    for pause in (3600.0, 0.0):
+        monkeypatch.setattr("fedsim.reproduce.console.PAUSE", pause)
+        shown = Console(width=200, record=True, file=io.StringIO())
+        reproduce(source, out / f"{pause}", overrides=["paper.repetitions=1"], console=shown)
+        said = shown.export_text().splitlines()
+        lines[pause] = [line for line in said if line.startswith("tiny: ")]
+    (last,) = lines[3600.0]
+    done, _, of = last.removeprefix("tiny: ").removesuffix(" points").partition(" of ")
+    assert done == of
+    assert lines[0.0][-1] == last
+    assert any("; round 1 of 2; " in line and " attacks" in line for line in lines[0.0])
 
 
 def test_only_rounds_that_are_attacked_are_places(tmp_path):
