@@ -10,9 +10,9 @@ import inspect
 import linecache
 import sys
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
 
 
 class Described(BaseModel):
@@ -31,6 +31,15 @@ class Described(BaseModel):
         while frame and frame.f_globals.get("__name__") != cls.__module__:
             frame = frame.f_back
         cls._statement = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _no_boolean_is_a_number(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        made = handler(values)
+        for name, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, bool) and type(vars(made).get(name)) in (int, float):
+                raise ValueError(f"{name} = {str(value).lower()}: expected a number")
+        return made
 
 
 def description(model: type[BaseModel], name: str) -> str:

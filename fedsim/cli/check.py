@@ -47,10 +47,6 @@ def check(
             f"{where}{t.clients} clients, {t.per_round} a round, {t.rounds} rounds of "
             f"{t.algorithm}; at least {fewest} examples a client"
         )
-        if fewest < t.batch_size:
-            typer.echo(
-                f"  a batch of {t.batch_size} is cut to what a client holds, at least {fewest}"
-            )
         for caution in cautions:
             typer.echo(f"  warning: {caution}")
         denials, expected = point.denials(), dict(foreseen(built))

@@ -141,8 +141,8 @@ class Display:
         note += f"; {about(seconds)}" if seconds is not None else ""
         self._bars.update(self._attacks, total=self._queued, completed=self._done, note=note)
         if self._live is None and left > 0 and time.monotonic() - self._said >= SILENCE:
-            now = "".join(f"; {call.progress}" for call in self._running[:MOST_ROWS] if call.progress)
-            self._say(f"{self._done} of {self._queued} attacks; {note}{now}")
+            calls = (str(call.progress) for call in self._running[:MOST_ROWS] if call.progress)
+            self._say("; ".join([f"{self._done} of {self._queued} attacks", note, *calls]))
 
     def _on_findings(self, findings: list[Any], **_: Any) -> None:
         self._done += 1

@@ -71,7 +71,7 @@ def preflight(
     for guarded in sorted({tuple(one.guards(c) for one in defenses) for c in clients}):
         chain = [one for one, on in zip(defenses, guarded, strict=True) if on]
         local_training(scenario, task, module, (), torch.Generator(), chain)
-    cautions = too_many + task.cautions() + Budget(built).cautions()
+    cautions = too_many + task.cautions() + _small_batches(built) + Budget(built).cautions()
     cautions += check_probes(built) + attack_cautions(built)
     if scenario.engine.vectorize and (nodes_decide or engine_name(scenario) == "flower"):
         cautions.append(
@@ -79,6 +79,19 @@ def preflight(
             'with others. Set it to 0, or leave out engine.name = "flower"'
         )
     return built, cautions
+
+
+def _small_batches(built: BuiltRun) -> list[str]:
+    """A warning if clients hold fewer examples than a batch has."""
+    size, clients = built.scenario.training.batch_size, built.scenario.training.clients
+    counts = [built.task.num_examples(client) for client in range(clients)]
+    if (fewest := min(counts)) >= size:
+        return []
+    cut = sum(count < size for count in counts)
+    return [
+        f"a batch is cut to what a client holds: training.batch_size is {size}, and {cut} of "
+        f"{clients} clients hold fewer examples (client {counts.index(fewest)}: {fewest})"
+    ]
 
 
 def _rehearse(scenario: Scenario, task: Task, module: nn.Module) -> None:

@@ -145,7 +145,9 @@ def _verdict(
     if leaking:
         found = _seen("leaks", "leaks", leaking, readings)
     elif beating:
-        found = _seen("guessed", "no better than a prior guess", beating, readings)
+        above = any(one.strength > 0 for one in beating)  # which may be luck
+        badge = "not shown to beat a prior guess" if above else "no better than a prior guess"
+        found = _seen("guessed", badge, beating, readings)
     else:
         found = _nothing(tested, readings)
     return replace(found, victims=victims, failed=failed)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedsim.errors import RunFolderError
 from fedsim.runs.files import opened, write_whole
-from fedsim.runs.tables import cut_to_lines, writing
+from fedsim.runs.tables import PUT_BACK, cut_to_lines, writing
 
 FILE = "attacks.jsonl"
 
@@ -128,14 +128,16 @@ class AttackLog:
                 try:
                     text = self._path.read_text(encoding="utf-8")
                 except (OSError, UnicodeDecodeError) as error:
-                    raise RunFolderError(f"{self._path} cannot be read: {error}") from error
+                    raise RunFolderError(
+                        f"{self._path} cannot be read: {error}. {PUT_BACK}"
+                    ) from error
             end = text.rfind("\n") + 1
             for number, line in enumerate(text[:end].splitlines(), 1):
                 try:
                     self._take(json.loads(line))
                 except (ValueError, TypeError, KeyError, ValidationError) as error:
                     raise RunFolderError(
-                        f"{self._path} cannot be read: line {number} is no entry of it"
+                        f"{self._path} cannot be read: line {number} is no entry of it. {PUT_BACK}"
                     ) from error
             if text[end:]:  # incomplete, of a process that was killed
                 self.drop(lambda one: False)

@@ -31,6 +31,7 @@ from fedsim.runs.repair import attack_of, attempt_of, forget_incomplete, mend_ta
 from fedsim.runs.tables import (
     LABEL,
     POINT,
+    PUT_BACK,
     cells,
     holds_run,
     lines,
@@ -320,7 +321,9 @@ class Ledger:
             self._files.write("findings.csv", [[*row.values()] for row in rows])
             frame = read_csv(path, dtype=types, keep_default_na=False, na_values=_NA)
         except ValueError as error:
-            raise RunFolderError(f"{path} was changed and cannot be read: {error}") from error
+            raise RunFolderError(
+                f"{path} was changed and cannot be read: {error}. {PUT_BACK}"
+            ) from error
         for name in (name for name, kind in types.items() if kind == "string"):
             frame[name] = frame[name].map(restored).astype("string")
         self._files.replace("findings.parquet", frame.to_parquet(index=False))

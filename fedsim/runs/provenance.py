@@ -14,6 +14,7 @@ from fedsim import __version__
 from fedsim.errors import FedsimError, RunFolderError
 from fedsim.references import references
 from fedsim.runs.files import write_whole
+from fedsim.runs.tables import PUT_BACK
 from fedsim.scenario import Scenario
 
 FILE = "provenance.json"
@@ -165,10 +166,7 @@ def _scenario_of(folder: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise RunFolderError(
-            f"{path} cannot be read: {reason}. Put back the file that the run wrote, or choose "
-            "another --out"
-        ) from error
+        raise RunFolderError(f"{path} cannot be read: {reason}. {PUT_BACK}") from error
 
 
 def _differing(before: Any, now: Any, key: str) -> Iterator[str]:

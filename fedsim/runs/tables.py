@@ -15,6 +15,8 @@ from fedsim.runs.files import write_whole
 from fedsim.runs.inert import inert, restored
 from fedsim.runs.reading import COLUMNS, refuse_pipes
 
+PUT_BACK = "Put back the file that the run wrote, or begin a run with another --out"
+
 csv.field_size_limit(2**31 - 1)  # a sum of many clients names each of them
 
 TABLES = {
@@ -144,7 +146,8 @@ def read_table(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], boo
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise RunFolderError(f"{path} cannot be read: {reason}. {PUT_BACK}") from error
     torn = bool(text) and not text.endswith("\n")
     if torn:
         text = text[: text.rfind("\n") + 1]
@@ -153,12 +156,14 @@ def read_table(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], boo
         return [], True
     if not rows or rows[0] != list(columns):
         raise RunFolderError(
-            f"{path} has other columns than this version writes: {', '.join(columns)}"
+            f"{path} has other columns than this version writes ({', '.join(columns)}). {PUT_BACK}"
         )
     whole = [row for row in rows[1:] if len(row) == len(columns)]
     at = columns.index("round") if "round" in columns else None
     if at is not None and (odd := [row for row in whole if not row[at].isdecimal()]):
-        raise RunFolderError(f"{path} was changed and cannot be read: {odd[0][at]!r} is no round")
+        raise RunFolderError(
+            f"{path} was changed and cannot be read: {odd[0][at]!r} is no round. {PUT_BACK}"
+        )
     return whole, torn or len(whole) < len(rows) - 1
 
 

@@ -70,6 +70,18 @@ def test_more_victims_than_clients_a_round_are_an_error_unless_nodes_decide(key)
     assert [text for text in cautions if text.startswith(f"{key} = 6")]
 
 
+def test_a_batch_that_clients_cannot_fill_is_warned_of():
+    table = {"task": {"name": "images"}, "training": {"clients": 300, "batch_size": 5}}
+    built, cautions = preflight(Scenario.parse(table))
+    (said,) = (text for text in cautions if "training.batch_size is 5" in text)
+    counts = [built.task.num_examples(client) for client in range(300)]
+    assert f"{counts.count(4)} of 300 clients hold fewer examples (client " in said
+    assert said.endswith(f"(client {counts.index(4)}: 4)")
+    table["training"]["batch_size"] = 4
+    _, cautions = preflight(Scenario.parse(table))
+    assert not [text for text in cautions if "training.batch_size" in text]
+
+
 @pytest.mark.parametrize("key", ["gpus_per_client", "gpus_per_attack"])
 def test_a_gpu_that_is_not_there_is_an_error(key, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -133,6 +133,15 @@ def test_better_than_chance_and_no_better_than_public_data_is_no_leak(run):
     assert "prior guess 0.08" in found["sentence"]
 
 
+def test_more_than_public_data_in_few_victims_is_not_shown_and_not_denied(run):
+    rows = [row(1, client, value=1.0, baseline=0.1, baseline_prior=0.5) for client in range(2)]
+    rows += [row(1, client, value=0.6, baseline=0.1, baseline_prior=0.5) for client in range(2, 6)]
+    rows += [row(1, client, value=0.4, baseline=0.1, baseline_prior=0.5) for client in range(6, 8)]
+    (found,) = verdicts(run(*rows))
+    assert found["kind"] == "guessed"
+    assert found["badge"] == "not shown to beat a prior guess, 8 victims"
+
+
 def test_a_metric_at_chance_says_how_much_can_have_been_missed(run):
     rows = [row(1, n, value=0.3 + 0.05 * (-1) ** n) for n in range(20)]
     (found,) = verdicts(run(*rows))

@@ -67,6 +67,33 @@ def test_a_line_torn_by_a_kill_is_left_out_and_its_attack_run_again(torn, ledger
     assert [row["round"] for row in resumed.rows()] == ["1", "1", "2"]
 
 
+def _folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def _garbled(path):
+    path.write_bytes(b"\xff\xfe{\n")
+
+
+def _no_entry(path):
+    path.write_text("3\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [
+        ("findings.csv", _folder),
+        ("attacks.jsonl", _garbled),
+        ("attacks.jsonl", _no_entry),
+    ],
+)
+def test_a_run_with_a_harmed_file_is_not_resumed_and_says_what_to_do(ledger, name, harm):
+    harm(ledger.folder / name)
+    with pytest.raises(RunFolderError, match=rf"{name} cannot be read.*\. Put back the file"):
+        Ledger.create(ledger.folder, RUN, resume=True).ended()
+
+
 def test_other_columns_are_refused_and_not_overwritten(ledger):
     path = ledger.folder / "findings.csv"
     path.write_text("round,client\n1,2\n")

@@ -166,6 +166,11 @@ MISTAKES = {
     "name": ("name = 'a/b'", ["name: expected what can name a file", "found 'a/b'"]),
     "nan": ("[training]\nlr = nan", ["training.lr"]),
     "inf": ("[training]\nlr = inf", ["training.lr"]),
+    "true": ("[training]\nrounds = true", ["training: rounds = true: expected a number"]),
+    "true of a plugin": (
+        "[[defenses]]\nname = 'gaussian-noise'\nsigma = true",
+        ["defenses.0 (gaussian-noise): sigma = true: expected a number"],
+    ),
     "figure": (
         "[paper]\nid = 'DLG 5'\nmeasure = 'mse'",
         ['paper.id: expected "PAPER/FIGURE", such as "dlg/fig5"', "found 'DLG 5'"],
