@@ -2,18 +2,22 @@
 
 import base64
 import contextlib
+import functools
 import glob
 import hashlib
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
 from fedsim.errors import not_written
 from fedsim.runs.files import make_folder, opened
+
+if TYPE_CHECKING:
+    import jinja2
 
 TEMPLATES = Path(__file__).parent / "templates"
 COMPARISON = TEMPLATES / "comparison"
@@ -33,12 +37,22 @@ def render(
             element `figures` (a JSON list of plotly figures), each element with `data-figure`
             shows one of them.
     """
+    environment = _environment(template.parent, format)
+    if format == "markdown":
+        return environment.get_template(f"{template.name}.md.jinja").render(
+            content, quote=_fenced, grid=_grid
+        )
+    return environment.get_template(f"{template.name}.html.jinja").render(content, **_of_pages())
+
+
+@functools.cache
+def _environment(folder: Path, format: Literal["html", "markdown"]) -> "jinja2.Environment":
+    """What compiles the templates of a folder, once in a process."""
     import jinja2
-    from markupsafe import Markup
 
     html = format == "html"
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([template.parent, TEMPLATES]),
+        loader=jinja2.FileSystemLoader([folder, TEMPLATES]),
         autoescape=html,  # noqa: S701 (markdown has its own escaping, on every value)
         finalize=None if html else _markdown,
         trim_blocks=True,
@@ -46,23 +60,25 @@ def render(
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
-    if not html:
-        return environment.get_template(f"{template.name}.md.jinja").render(
-            content, quote=_fenced, grid=_grid
-        )
+    return environment
+
+
+@functools.cache
+def _of_pages() -> dict[str, Any]:
+    """The scripts of an HTML page, their hashes and its style."""
     import plotly.offline
+    from markupsafe import Markup
 
     scripts = [plotly.offline.get_plotlyjs(), (TEMPLATES / "report.js").read_text("utf-8")]
     scripts = [text.replace("\r\n", "\n").replace("</script", "<\\/script") for text in scripts]
     # Only these two scripts may run, and nothing may be fetched, so that text of the run folder
     # would do nothing even if it got past the escaping.
     digests = [hashlib.sha256(text.encode()).digest() for text in scripts]
-    return environment.get_template(f"{template.name}.html.jinja").render(
-        content,
-        scripts=[Markup(text) for text in scripts],  # noqa: S704
-        hashes=" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests),
-        style=Markup((TEMPLATES / "report.css").read_text("utf-8")),  # noqa: S704
-    )
+    return {
+        "scripts": [Markup(text) for text in scripts],  # noqa: S704
+        "hashes": " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests),
+        "style": Markup((TEMPLATES / "report.css").read_text("utf-8")),  # noqa: S704
+    }
 
 
 def write_page(path: Path, text: str) -> Path:
