@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.metric import Measure
 from fedsim.report.intervals import FEWEST, Estimate, clusters_of, estimate
-from fedsim.report.replication import attacks_of, over_rounds
+from fedsim.report.replication import averaged, over_rounds
 from fedsim.report.significance import LEVEL, better
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def evidence_of(metric: str, how: Measure, rows: "pd.DataFrame") -> Evidence | N
             len(rounds),
         ),
         by_round={at: len(rounds) * p for at, p in leaks.items()},
-        levels=over_rounds(attacks_of(rows, rows["label"].iloc[0], metric), how),
+        levels=over_rounds(averaged(rows), how),
     )
 
 

@@ -44,9 +44,14 @@ def utility_measure(metric: str) -> Measure:
 
 def attacks_of(rows: "pd.DataFrame", label: str, metric: str) -> "pd.DataFrame":
     """The averaged rows of one adversary's metric: of probes alone, if it attacked any."""
-    part = rows[(rows["label"] == label) & (rows["metric"] == metric) & rows["counted"].notna()]
-    probes = part[part["probe"] != ""]
-    return part if probes.empty else probes
+    return averaged(rows[(rows["label"] == label) & (rows["metric"] == metric)])
+
+
+def averaged(part: "pd.DataFrame") -> "pd.DataFrame":
+    """The averaged rows among those of one adversary's metric: of probes alone, if any."""
+    part = part[part["counted"].notna()]
+    probed = part["probe"] != ""
+    return part[probed] if probed.any() else part
 
 
 def leaked(part: "pd.DataFrame", how: Measure, column: str = "counted") -> Estimate:

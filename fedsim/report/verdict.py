@@ -14,7 +14,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from fedsim.report.evidence import Evidence, evidence_of
+from fedsim.report.evidence import COLUMNS, Evidence, evidence_of
 from fedsim.report.intervals import FEWEST, Estimate
 from fedsim.report.significance import LEVEL, holm, rate_below
 from fedsim.report.wording import apart, guesses, missed, percent, units, whom
@@ -22,6 +22,9 @@ from fedsim.runs.reading import UNCOUNTED, Measures
 
 if TYPE_CHECKING:
     import pandas as pd
+
+READ = ["metric", "client", "victim", *COLUMNS]
+"""The columns of the findings that a verdict rests on."""
 
 FEW = 10
 """Verdicts on fewer victims say so: in nine, a rate of 28 % can be missed."""
@@ -83,6 +86,7 @@ def judge(each: Mapping[Key, "pd.DataFrame"], measures: Measures) -> dict[Key, V
         each: The rows of one adversary at one sweep point, by any key.
         measures: How metrics are read.
     """
+    each = {key: rows[READ] for key, rows in each.items()}  # to filter all columns takes long
     tested = {key: _tested(rows, measures) for key, rows in each.items()}
     every = [(key, one) for key, found in tested.items() for one in found]
     beats = holm({(key, one.metric): one.beats for key, one in every if one.beats is not None})
