@@ -12,6 +12,9 @@ from fedsim.report import summaries
 from fedsim.report.intervals import FEWEST, interval_text
 from fedsim.runs.reading import Measures, budget, printable
 
+NAMED = 4
+"""The number of leaking points that are named; the others are counted."""
+
 
 def print_summary(console: Console, folder: Path) -> None:
     """Print what leaked beside chance; for a sweep one line for each point, with the utility.
@@ -28,7 +31,7 @@ def print_summary(console: Console, folder: Path) -> None:
         console.print(_points(rows, utility, measures))
         if max(seeds) > 1:
             _print_differences(console, rows, utility, measures)
-        _print_other_metrics(console, rows, verdict_rows, measures)
+        _print_verdicts(console, rows, verdict_rows, measures)
     else:
         spent = [row for row in utility if budget(row["metric"])]
         trained = [row for row in utility if row["metric"] == "accuracy"]
@@ -127,19 +130,30 @@ def _utility(row: dict[str, Any]) -> str:
     return f"{100 * value:.1f} %" if row["metric"] == "accuracy" else f"{value:.3g}"
 
 
-def _print_other_metrics(
+def _print_verdicts(
     console: Console,
     rows: list[dict[str, Any]],
     verdict_rows: list[dict[str, Any]],
     measures: Measures,
 ) -> None:
-    """Print what the table of points does not show: other metrics that leak, and lost attacks."""
+    """Print at which points each adversary leaks, and what the table of points does not show.
+
+    That is a metric that leaks more than the adversary's main one, and lost attacks.
+    """
     main = measures.main((row["label"], row["metric"]) for row in rows)
     found = {(row["point"], row["label"]): row for row in rows}
+    for label in main:
+        mine = [one for one in verdict_rows if one["label"] == label]
+        leaking = [one["point"] for one in mine if one["kind"] == "leaks"]
+        where = f"{len(leaking) or 'none'} of {len(mine)} points"
+        if 0 < len(leaking) < len(mine):
+            more = len(leaking) - NAMED
+            where += f": {'; '.join(leaking[:NAMED])}" + (f"; {more} more" if more > 0 else "")
+        _say(console, f"{label}: leaks at {where}")
     for one in verdict_rows:
         row, name = found[one["point"], one["label"]], f"{one['label']} at {one['point']}"
         if one["kind"] == "leaks" and one["metric"] != main[one["label"]]:
-            _say(console, f"{name}: {one['badge']}. {one['sentence']}")
+            _say(console, f"{name}: leaks most by another measure. {one['sentence']}")
         if lost := _lost(row):
             _say(console, f"{name}: {lost}")
 

@@ -206,6 +206,28 @@ def test_the_terminal_shows_means_intervals_and_differences(tmp_path):
     assert lines[-1] == "means over 3 seeds; in square brackets their 95 % interval"
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((1.0, 0.3), "llg: leaks at 1 of 2 points: sigma=0"),
+        ((1.0, 1.0), "llg: leaks at 2 of 2 points"),
+        ((0.3, 0.3), "llg: leaks at none of 2 points"),
+        ((1.0,) * 7 + (0.3,), "llg: leaks at 7 of 8 points: sigma=0; sigma=1; sigma=2; sigma=3; "
+         "3 more"),
+    ],
+)  # fmt: skip
+def test_the_terminal_says_at_which_points_an_adversary_leaks(tmp_path, values, said):
+    points = [f"sigma={number}" for number in range(len(values))]
+    rows = [
+        row(1, client, value=value, point=point)
+        for point, value in zip(points, values, strict=True)
+        for client in range(20)
+    ]
+    console = Console(width=200, record=True)
+    print_summary(console, written(tmp_path, *rows, points=points))
+    assert said in console.export_text().splitlines()
+
+
 def test_the_terminal_reads_a_run_once(tmp_path, monkeypatch):
     folder, read = repeated(tmp_path / "run"), []
     monkeypatch.setattr(report, "open_folder", lambda path: read.append(path) or open_folder(path))
