@@ -17,6 +17,9 @@ Reduction = Literal["example", "token", "sequence"]
 LARGEST = 1e15
 """Largest absolute value in an update: larger squares overflow, and no honest client sends one."""
 
+FAST = (torch.float32, torch.float64)
+"""The types of values that numpy sums up as fast as torch."""
+
 MOST = 1_000_000
 """Largest number of examples or local steps of one update: attacks allocate memory for each."""
 
@@ -68,6 +71,8 @@ class Update:
             extra = sorted(found.keys() - before.keys())
             raise UpdateRefused(f"tensors that were not asked for: {_few(extra)}")
         for name, tensor in found.items():
+            if tensor.shape == before[name].shape and _bounded(tensor):
+                continue
             if tensor.shape != before[name].shape:
                 raise UpdateRefused(
                     f"'{name}' has shape {tuple(tensor.shape)}, expected "
@@ -75,8 +80,6 @@ class Update:
                 )
             if not tensor.is_floating_point():
                 raise UpdateRefused(f"'{name}' holds {tensor.dtype}, expected floating point")
-            if not tensor.numel() or _bounded(tensor):
-                continue
             if not torch.isfinite(tensor).all():
                 bad = int((~torch.isfinite(tensor)).sum())
                 raise UpdateRefused(f"'{name}' holds {bad} NaN or Inf of {tensor.numel()} values")
@@ -99,13 +102,17 @@ class Update:
 
 
 def _bounded(tensor: Tensor) -> bool:
-    """Whether all values are within `LARGEST`."""
-    if tensor.is_cpu and tensor.dtype in (torch.float32, torch.float64):
+    """Whether all values are floating point and within `LARGEST`."""
+    if tensor.dtype in FAST and tensor.is_cpu:
         # No value is beyond the root of the sum of squares, which takes a quarter of the time. Of
         # small tensors numpy finds it in half of torch's time.
-        values = tensor.detach().numpy()
+        values = (tensor.detach() if tensor.requires_grad else tensor).numpy()
         if np.vdot(values, values) <= LARGEST:  # False for NaN
             return True
+    if not tensor.is_floating_point():
+        return False
+    if not tensor.numel():
+        return True
     least, most = tensor.aminmax()  # torch's largest norm takes 20 times as long
     return bool(float(least) >= -LARGEST and float(most) <= LARGEST)  # False for NaN
 

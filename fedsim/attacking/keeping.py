@@ -239,7 +239,7 @@ def _saying_what_is_lost(round: int, recording: Recording) -> Iterator[None]:
 
 def _size(*parts: Mapping[str, Tensor]) -> int:
     """The bytes of tensors."""
-    return sum(each.numel() * each.element_size() for part in parts for each in part.values())
+    return sum([each.nbytes for part in parts for each in part.values()])
 
 
 def _update_size(update: Update) -> int:

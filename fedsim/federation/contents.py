@@ -122,6 +122,12 @@ def config_record(content: RecordDict, key: str) -> ConfigRecord | None:
     return found if is_a(found, ConfigRecord) else None
 
 
+def entries(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a record of Flower's holds, to read; its own views cost a call for each entry."""
+    held = vars(record).get("_data")
+    return held if type(held) is dict else record
+
+
 def filled(record: Filled, items: Mapping[str, Any]) -> Filled:
     """Put items of the right types into a record of Flower's.
 

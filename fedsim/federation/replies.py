@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from fedsim.attacking.campaign import UNKNOWN
 from fedsim.errors import ClientError, ScenarioError, UpdateRefused
 from fedsim.federation.arrays import tensor_of
-from fedsim.federation.contents import config_record, is_a, records_of
+from fedsim.federation.contents import config_record, entries, is_a, records_of
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
 from fedsim.plugin import validated
 from fedsim.records import Update
@@ -67,7 +67,7 @@ def read_update(
     if len(arrays) != 1:
         raise UpdateRefused(f"{len(arrays)} array records, expected one")
     try:
-        tensors = {name: tensor_of(array) for name, array in arrays[0].items()}
+        tensors = {name: tensor_of(array) for name, array in entries(arrays[0]).items()}
     except Exception as error:  # whatever a client put there
         raise UpdateRefused(f"its arrays cannot be read: {type(error).__name__}") from error
     if len(numbers) != 1:
@@ -104,7 +104,7 @@ def read_update(
             num_examples=count,
         )
     try:
-        meaning = validated(Meaning, dict(described), UPDATE_KEY)
+        meaning = validated(Meaning, dict(entries(described)), UPDATE_KEY)
         buffers = {name: tensors.pop(name) for name in meaning.buffers}
     except (ScenarioError, KeyError) as error:
         raise UpdateRefused(f"the description of its arrays is broken: {error}") from error
@@ -130,9 +130,10 @@ def _check_length(content: RecordDict) -> None:
     if len(content) > MOST_RECORDS:
         raise UpdateRefused(f"{len(content)} records, at most {MOST_RECORDS} are read")
     for name, record in content.items():
-        longest = len(record)
+        held = entries(record)
+        longest = len(held)
         if not is_a(record, ArrayRecord):
-            longest = max([longest, *[len(one) for one in record.values() if type(one) is list]])
+            longest = max([longest, *[len(one) for one in held.values() if type(one) is list]])
         if longest > MOST_VALUES:
             raise UpdateRefused(
                 f"its record {name!r:.80} holds {longest} values, at most {MOST_VALUES} are read"
