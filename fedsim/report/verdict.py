@@ -159,8 +159,10 @@ def _verdict(
 
 def _reading(one: Evidence, beats: bool, leaks: bool) -> str:
     """A metric in a few words."""
+    if beats and not leaks:
+        return f"beats chance, {'perhaps' if one.strength > 0 else 'not'} a prior guess"
     if beats:
-        return "beats chance" if leaks else "beats chance, not a prior guess"
+        return "beats chance"
     if one.without_success:
         below = "" if one.repeated else f": below {percent(rate_below(len(one.ended)))}"
         return f"nothing seen{below}"

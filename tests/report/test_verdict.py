@@ -140,6 +140,7 @@ def test_more_than_public_data_in_few_victims_is_not_shown_and_not_denied(run):
     (found,) = verdicts(run(*rows))
     assert found["kind"] == "guessed"
     assert found["badge"] == "not shown to beat a prior guess, 8 victims"
+    assert found["readings"] == {"asr": "beats chance, perhaps a prior guess"}
 
 
 def test_a_metric_at_chance_says_how_much_can_have_been_missed(run):
