@@ -32,8 +32,9 @@ LONGEST = 240
 ENDED = {"failed": "failed", "timeout": "ran out of time", "unverified": "is unverified"}
 """How attacks without a score that counts are named."""
 
-MORE = "more iterations or another adversary"
-"""What to try where an attack found nothing in spite of all that it requires."""
+ANOTHER, MORE = "another adversary", "more iterations or another adversary"
+"""What to try where an attack found nothing in spite of all that it requires: one that makes no
+iterations, and one that does."""
 
 
 class Reason(NamedTuple):
@@ -111,13 +112,14 @@ def diagnoses(
         scored.setdefault((total["point"], total["label"]), []).append(total)
     found = []
     for key in dict.fromkeys([*attacked, *measured]):
-        rows = measured.get(key, [])
+        rows, advice = measured.get(key, []), ANOTHER
         if key in attacked:
+            advice = MORE if (attacked[key]["iterations"] > 0).any() else ANOTHER
             verdict = verdicts[key]
             said = _found(verdict, scored[key], attacked[key], folder.measures, rows)
         else:
             verdict, said = None, "is not attacked yet"
-        found.append(Diagnosis(*key, said, tuple(_reasons(rows, verdict))))
+        found.append(Diagnosis(*key, said, tuple(_reasons(rows, verdict, advice))))
     return found, note or _left_out(attacked, measured)
 
 
@@ -263,12 +265,15 @@ def _parts(verdict: Verdict, totals: Sequence[Mapping[str, Any]], measures: Meas
     return found + missing
 
 
-def _reasons(rows: Sequence[Mapping[Any, Any]], verdict: Verdict | None) -> Iterator[Reason]:
+def _reasons(
+    rows: Sequence[Mapping[Any, Any]], verdict: Verdict | None, advice: str
+) -> Iterator[Reason]:
     """Why, one for each stretch of rounds in which most updates have the same reasons.
 
     Args:
         rows: The rows of diagnosis.csv of one adversary and point.
         verdict: The verdict on the adversary; None if it did not attack.
+        advice: What to try where it found nothing in spite of all that it requires.
     """
     if verdict is not None and verdict.kind == "denied":
         return
@@ -287,12 +292,12 @@ def _reasons(rows: Sequence[Mapping[Any, Any]], verdict: Verdict | None) -> Iter
         alike = [one for one in updates if (one["expected"], one["reasons"]) == usual]
         found = Counter(one["found"] for one in alike).most_common(1)[0][0]
         row = next(one for one in alike if one["found"] == found)
-        reason = _reason(row, rounds_text(span), verdict)
+        reason = _reason(row, rounds_text(span), verdict, advice)
         some = f" (so in {len(alike)} of {len(updates)} updates)"
         yield reason._replace(text=reason.text + some * (len(alike) < len(updates)))
 
 
-def _reason(row: Mapping[Any, Any], where: str, verdict: Verdict | None) -> Reason:
+def _reason(row: Mapping[Any, Any], where: str, verdict: Verdict | None, advice: str) -> Reason:
     """What was measured, what the adversary needs, and what to try where it lacks something."""
     if not row["expected"]:
         return Reason(f"In {where} it declares no requirements that could say why")
@@ -305,7 +310,7 @@ def _reason(row: Mapping[Any, Any], where: str, verdict: Verdict | None) -> Reas
                 f'{text}; updates were not recorded, and with record.keep = "attacked" '
                 f"{row['unknown'].replace(' ', ', ')} could be measured"
             )
-        return Reason(text, MORE if verdict and not reached and _scored(row) else "")
+        return Reason(text, advice if verdict and not reached and _scored(row) else "")
     if reached:
         return Reason(f"In {where} in spite of {row['seen']}: as a rule it needs {row['needs']}")
     begins = f"In {where}"

@@ -75,6 +75,16 @@ def test_an_adversary_that_finds_nothing_is_told_what_it_needs(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("iterations", "advice"),
+    [(0, "try another adversary"), (10, "try more iterations or another adversary")],
+)
+def test_only_an_attack_that_makes_iterations_is_told_to_make_more(tmp_path, iterations, advice):
+    rows = [row(n, 1, value=0.1, baseline=0.1, iterations=iterations) for n in range(1, 31)]
+    folder = measured(written(tmp_path, *rows), *(reason(n, expected="leaks") for n in (1, 2)))
+    assert said(folder).endswith(f"In rounds 1 to 2: 80 examples; {advice}")
+
+
+@pytest.mark.parametrize(
     ("more", "words"),
     [
         ({"status": "failed", "error": "RuntimeError: two\nlines"}, "failed: RuntimeError: two l"),
