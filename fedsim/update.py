@@ -71,9 +71,10 @@ class Update:
             extra = sorted(found.keys() - before.keys())
             raise UpdateRefused(f"tensors that were not asked for: {_few(extra)}")
         for name, tensor in found.items():
-            if tensor.shape == before[name].shape and _bounded(tensor):
+            agrees = tensor.shape == before[name].shape
+            if agrees and _bounded(tensor):
                 continue
-            if tensor.shape != before[name].shape:
+            if not agrees:
                 raise UpdateRefused(
                     f"'{name}' has shape {tuple(tensor.shape)}, expected "
                     f"{tuple(before[name].shape)}"

@@ -46,9 +46,9 @@ class Verdict:
     """What is said of one adversary.
 
     Attributes:
-        kind: `leaks`; `guessed` (better than chance, and no better than a guess from public data);
-            `nothing` (no success in any victim); `unclear` (not above chance, or too few);
-            `unknown` (no attack ended, or no metric has a chance level); `denied`.
+        kind: `leaks`; `guessed` (better than chance, and not shown to be better than a guess from
+            public data); `nothing` (no success in any victim); `unclear` (not above chance, or too
+            few); `unknown` (no attack ended, or no metric has a chance level); `denied`.
         badge: The same in a few words.
         metric: The strongest metric, or the one that the bound is of; "" if there is none.
         level: The mean of that metric with its interval, over seeds if there are three.
