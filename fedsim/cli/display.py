@@ -35,8 +35,8 @@ class Display:
     A terminal gets a live display: which attacks run where, how long all of them will take by the
     seconds of those that have ended, and the leakage so far. Any other output gets a plain line for
     each round, or for every n-th of many short rounds, with that round's own leakage: at once, or
-    in a second line when its attacks have ended. While attacks take long, a line every minute says
-    how far they are.
+    in a second line when its attacks have ended. While attacks take long, a line a minute says how
+    far they are, if they report it.
 
     Args:
         console: Where to print.

@@ -213,8 +213,8 @@ def _print(
 def _bars(console: Console) -> Iterator[driver.Progress]:
     """Show a bar for each scenario, from the first report of its progress.
 
-    Where there is no terminal, a plain line says every minute, and when a scenario ends, how far it
-    is.
+    Where there is no terminal, a plain line says how far a scenario is when it ends, and before
+    that once a minute at most, as progress is reported.
     """
     if not console.is_terminal:
         yield _lines(console)
