@@ -62,8 +62,12 @@ def attack_workers(scenario: Scenario) -> int:
     return workers(scenario) if asked == "auto" else asked
 
 
-def check_address(address: str) -> None:
+def check_address(address: str, key: str = "engine.address") -> None:
     """Refuse an `engine.address` that is neither "auto" nor HOST:PORT.
+
+    Args:
+        address: The address.
+        key: Where it is stated.
 
     Raises:
         EngineError: It has another form.
@@ -77,36 +81,47 @@ def check_address(address: str) -> None:
     if "://" in address:
         kind = address.partition("://")[0]
         raise EngineError(
-            f"engine.address = {address}: {kind}:// is not supported, because data and updates "
+            f"{key} = {address}: {kind}:// is not supported, because data and updates "
             f"would all pass through one proxy. Run fedsim on a machine of the cluster; {expected}"
         )
     host, _, port = address.rpartition(":")
     bare = host.strip("[]")
     if not bare or not port.isdecimal() or not 0 < int(port) < 65536 or set(bare) & set("/ "):
-        raise EngineError(f"engine.address = {address}: {expected}")
+        raise EngineError(f"{key} = {address}: {expected}")
 
 
-def knock(address: str) -> None:
+def knock(address: str) -> str:
     """Check that a Ray cluster accepts connections; Ray itself would try for minutes.
 
     Args:
         address: `engine.address`.
 
+    Returns:
+        The address that Ray is to join; HOST:PORT also for "auto".
+
     Raises:
-        EngineError: The address has another form than HOST:PORT, or nothing accepts connections
-            there within 5 s.
+        EngineError: The address has another form than HOST:PORT, "auto" leads to no cluster, or
+            nothing accepts connections there within 5 s.
     """
     check_address(address)
-    host, _, port = address.rpartition(":")
+    joined, named = address, address
+    if address == "auto":
+        from fedsim.engine.ray.cluster import found_cluster
+
+        joined, key = found_cluster()
+        check_address(joined, key)
+        named = f"auto, which is {joined} ({key})"
+    host, _, port = joined.rpartition(":")
     if not host:
-        return
+        return joined
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
         raise EngineError(
-            f"Ray cannot be reached at engine.address = {address}: {error}. "
-            "Start it there (ray start --head), or leave out the address"
+            f"Ray cannot be reached at engine.address = {named}: {error}. "
+            "Start it there (ray start --head), state another HOST:PORT, or leave out the address"
         ) from error
+    return joined
 
 
 def engine_name(scenario: Scenario) -> str:

@@ -21,6 +21,8 @@ from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from support.commands import python
 from support.processes import kill_marked, marked, needs_proc
 
+from fedsim.engine.ray import cluster
+
 pytestmark = pytest.mark.timeout(600)  # a node takes a minute to start where others work
 
 ROWS = ("training.rounds=1", "adversaries.1.iterations=5", "adversaries.1.restarts=0")
@@ -295,6 +297,13 @@ def test_attack_workers_share_a_gpu_of_another_node_and_report_from_there(head, 
 def test_without_an_address_a_run_keeps_to_itself_beside_a_cluster(head, tmp_path):
     done = run_scenario(tmp_path / "run", "engine.workers=2", RAY_ADDRESS=head)
     assert done.returncode == 0, done.stderr
+
+
+def test_auto_joins_the_cluster_that_ray_address_states(head, tmp_path):
+    settings = ("engine.address=auto", "engine.workers=1")
+    done = run_scenario(tmp_path / "run", *settings, RAY_ADDRESS=head)
+    assert done.returncode == 0, done.stderr
+    assert cluster._reachable(head) in cluster._running()
 
 
 def test_a_worker_of_another_version_is_one_clear_error(head, tmp_path):

@@ -170,7 +170,7 @@ def test_a_cluster_of_another_ray_is_one_line(monkeypatch):
     def refuse(**options):
         raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.40.0")
 
-    monkeypatch.setattr(session, "knock", lambda address: None)
+    monkeypatch.setattr(session, "knock", lambda address: address)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
     there = Engine(address="10.0.0.1:6379")

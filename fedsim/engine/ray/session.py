@@ -52,13 +52,12 @@ def start_session(settings: Engine, clients: int, attackers: int) -> Engine:
             another version.
     """
     needs = _needs(settings, clients, attackers)
-    if settings.address:
-        knock(settings.address)
+    address = knock(settings.address)
     ours = _OURS.get(os.getpid()) if ray.is_initialized() else None
     if ours is not None and (ours != settings.address or (not ours and _short_of(needs))):
         _end_session()  # that of an earlier run, elsewhere or too small for this one
     if not ray.is_initialized():
-        _start(settings, needs["CPU"])
+        _start(settings, needs["CPU"], address)
     settings = _with_shares(settings, clients, attackers)
     needs = _needs(settings, clients, attackers)
     if kind := _short_of(needs):
@@ -175,7 +174,8 @@ def _with_shares(settings: Engine, clients: int, attackers: int) -> Engine:
     return settings.model_copy(update={f"gpus_per_{what}": share for what in without})
 
 
-def _start(settings: Engine, cpus: float) -> None:
+def _start(settings: Engine, cpus: float, address: str) -> None:
+    """Start or join a session, where `address` is the HOST:PORT that `settings.address` means."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of workers that are given up
     options: dict[str, Any] = {
@@ -184,7 +184,7 @@ def _start(settings: Engine, cpus: float) -> None:
         "logging_level": logging.ERROR,
     }
     # "local", or Ray would join whatever cluster it finds on this machine.
-    options["address"] = settings.address or "local"
+    options["address"] = address or "local"
     if not settings.address:
         # Logical CPUs: a place for every actor. The kernel shares the real ones.
         options["num_cpus"] = max(1, math.ceil(cpus))
@@ -203,12 +203,7 @@ def _start(settings: Engine, cpus: float) -> None:
             signal.signal(signal.SIGTERM, ours)  # Ray's own leaves at once, without a report
         _OURS[os.getpid()] = settings.address
     except Exception as error:  # Ray raises that very class where its node takes over 30 s to start
-        if settings.address == "auto":
-            raise EngineError(
-                'engine.address = "auto", and Ray finds no node on this machine. Start one (ray '
-                "start --head, or ray start --address=HEAD:6379), or state HOST:PORT of the head"
-            ) from error
-        where = settings.address or "a local session"
+        where = address or "a local session"
         reason = " ".join(str(error).split()).rstrip(".")
         fix = (
             "" if settings.address else ". Try again, or set engine.workers = 1 to run without Ray"
