@@ -20,6 +20,7 @@ from fedsim.engine import knock
 from fedsim.engine.ray.local import on_loopback, without_helpers
 from fedsim.engine.session_folder import SessionFolder, kill_children
 from fedsim.errors import EngineError
+from fedsim.plugin import GROUPS
 from fedsim.scenario.devices import device_of
 from fedsim.scenario.settings import Engine
 
@@ -253,9 +254,10 @@ def check_nodes() -> None:
     itself compares its own version and Python's when a node joins.
 
     Raises:
-        EngineError: a node has another version of fedsim or of a library that results depend on,
-            lacks one of them, or does not answer.
+        EngineError: a node has another version of fedsim, of a library that results depend on, or
+            of a package with plugins, lacks one of them, or does not answer.
     """
+    groups = [*GROUPS.values()]
 
     # A nested function travels by value: a node that lacks fedsim can run it as well.
     def versions() -> dict[str, str]:
@@ -276,6 +278,10 @@ def check_nodes() -> None:
                 found[name] = importlib.metadata.version(name).partition("+")[0]
             except importlib.metadata.PackageNotFoundError:
                 found[name] = ""
+        for group in groups:
+            for point in importlib.metadata.entry_points(group=group):
+                if point.dist and point.dist.name != "fedsim":
+                    found[point.dist.name] = point.dist.version
         sources = hashlib.sha256()
         for name in ("fedsim", "adversaries", "defenses"):
             package = importlib.util.find_spec(name)
@@ -308,8 +314,8 @@ def check_nodes() -> None:
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             raise EngineError(f"{where} cannot run anything: {reason}") from error
         for name, version in here.items():
-            if there[name] != version:
-                found = f"has {name} {there[name]}" if there[name] else f"has no {name}"
+            if there.get(name, "") != version:
+                found = f"has {name} {there[name]}" if there.get(name) else f"has no {name}"
                 raise EngineError(
                     f"{where} {found}, and this process has {version}. Start every node of the "
                     "cluster from the same image or the same installation"
