@@ -72,6 +72,11 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
+def memory_is_short(error: BaseException) -> bool:
+    """Whether an error of Python, NumPy or PyTorch says that the machine (no GPU) has no memory."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
 def torchaudio() -> ModuleType | None:
     """Import torchaudio, without its compiled extension if that cannot be loaded.
 

@@ -20,7 +20,7 @@ from fedsim.attacking.scoring import Attack, Outcome, Scorer
 from fedsim.errors import AttackTimeout, NotGranted
 from fedsim.isolation import IsolatedAdversary, IsolatedFailure
 from fedsim.knowledge import Knowledge
-from fedsim.libraries import brief
+from fedsim.libraries import brief, memory_is_short
 from fedsim.metrics import plain
 from fedsim.records import Interception, Observation, Reconstruction, Status
 from fedsim.scenario.built import BuiltRun
@@ -304,6 +304,11 @@ TOO_LITTLE = (
     '(engine.gpus_per_attack = 1), or a CPU (engine.device = "cpu")'
 )
 
+NO_MEMORY = (
+    "its machine has too little memory for this attack. Lower engine.attack_workers, "
+    "engine.workers or training.batch_size"
+)
+
 
 def _ending(reason: BaseException) -> tuple[Status, str]:
     """The status and the error of an attack that raised; it cannot end the run, as Ctrl-C does."""
@@ -317,4 +322,6 @@ def _ending(reason: BaseException) -> tuple[Status, str]:
         return "failed", f"{TOO_LITTLE}: {brief(reason)}"
     if isinstance(reason, IsolatedFailure):
         return "failed", str(reason)
+    if memory_is_short(reason):
+        return "failed", f"{NO_MEMORY}: {brief(reason)}"
     return "failed", f"{type(reason).__name__}: {reason}"

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsim.libraries import brief
+from fedsim.libraries import brief, memory_is_short
 from fedsim.runs.inert import visible
 from fedsim.runs.stored import Meaning as Meaning
 
@@ -33,6 +33,12 @@ TOO_LITTLE = (
     'workers share a GPU (engine.gpus_per_client = 1), or set engine.device = "cpu"'
 )
 """What the error of a client that ran out of GPU memory begins with."""
+
+NO_MEMORY = (
+    "its machine has too little memory to train this client. Lower training.batch_size, "
+    "engine.workers or engine.attack_workers"
+)
+"""The same for the memory of the machine."""
 
 CLIENT_KEY = "fedsim.client"
 """Key of a reply's record with the client's number, the rounds that its defenses remember, and
@@ -61,6 +67,8 @@ def answer(app: ClientApp, message: Message, context: Context) -> Message:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, torch.OutOfMemoryError):
             reason = f"{TOO_LITTLE}: {brief(error)}"
+        elif memory_is_short(error):
+            reason = f"{NO_MEMORY}: {brief(error)}"
         return Message(Error(code=RAISED, reason=visible(reason)), reply_to=message)
 
 

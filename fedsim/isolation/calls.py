@@ -190,6 +190,6 @@ def _error(content: bytes) -> Exception:
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, FedsimError):
             return known(text)
-    memory = name == "MemoryError" or "can't allocate memory" in text
-    advice = ". It may use threat.memory_mb of memory" if memory else ""
+    memory = "MemoryError" in kinds or "can't allocate memory" in text
+    advice = ". Raise threat.memory_mb, the memory that it may use" if memory else ""
     return IsolatedFailure(f"{name}: {text}{advice}")

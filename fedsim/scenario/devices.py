@@ -57,7 +57,10 @@ def check_device(engine: Engine) -> None:
         )
     if (device.index or 0) >= found:
         there = "cuda:0" if found == 1 else f"cuda:0 to cuda:{found - 1}"
-        raise ScenarioError(f'engine.device = "{engine.device}", and PyTorch finds {there}')
+        raise ScenarioError(
+            f'engine.device = "{engine.device}", and PyTorch finds {there}. '
+            'Set engine.device to a GPU that is there, or to "cpu"'
+        )
 
 
 def what_torch_sees() -> str:

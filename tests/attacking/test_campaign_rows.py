@@ -37,15 +37,21 @@ def test_an_error_that_no_file_can_hold_is_escaped(tmp_path):
     assert (tmp_path / "findings.parquet").exists()
 
 
-def test_an_attack_for_which_a_gpu_is_too_small_says_so_and_costs_its_own_row(tmp_path):
-    simulate(
-        scenario(adversaries=[{"name": "llg"}, {"name": "rubbish", "how": "memory"}]), tmp_path
-    )
+@pytest.mark.parametrize(
+    ("how", "isolation", "said"),
+    [
+        ("memory", "none", "the GPU has too little memory for this attack. Give attacks more of"),
+        ("allocate", "none", "its machine has too little memory for this attack. Lower engine.att"),
+        ("allocate", "process", "Raise threat.memory_mb, the memory that it may use"),
+    ],
+)
+def test_an_attack_that_lacks_memory_says_so_and_costs_its_own_row(how, isolation, said, tmp_path):
+    attacks = [{"name": "llg"}, {"name": "rubbish", "how": how}]
+    threat = {"victims": [0], "isolation": isolation}
+    simulate(scenario(adversaries=attacks, threat=threat), tmp_path)
     for row in rows(tmp_path):
         assert row["status"] == ("ok" if row["label"] == "llg" else "failed")
-        if row["label"] == "rubbish":
-            assert "too little memory for this attack" in row["error"]
-            assert "gpus_per_attack = 1" in row["error"]
+        assert (said in row["error"]) == (row["label"] == "rubbish")
 
 
 def test_attacks_are_told_to_compile(tmp_path, monkeypatch):

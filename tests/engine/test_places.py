@@ -10,12 +10,13 @@ import pytest
 import ray
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from ray.exceptions import OutOfMemoryError
 from support.interceptions import intercepted
 from support.tiny import config, initial, scenario
 
 import fedsim
 from adversaries import LLG
-from fedsim.attacking.attack import Attack, AttackRunner
+from fedsim.attacking.attack import Attack, AttackRunner, Outcome
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.ray import session
 from fedsim.engine.ray.attacks import RayExecutor
@@ -109,6 +110,58 @@ def test_a_worker_larger_than_every_node_is_an_error_and_no_endless_wait(tmp_pat
     )
 
 
+def test_too_few_cpus_are_an_error_that_names_the_settings(monkeypatch):
+    monkeypatch.setattr(session, "_OURS", {})  # or a larger session would be started
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0})
+    with pytest.raises(EngineError) as error:
+        session.start_session(Engine(cpus_per_client=2), 2, 1)
+    assert str(error.value) == (
+        "2 client workers and 1 attack workers need 5 CPUs, and Ray has 3. Lower one of "
+        "engine.workers, engine.attack_workers, engine.cpus_per_client"
+    )
+
+
+# --- nodes that are short of memory -------------------------------------------------------------
+
+
+def test_a_client_whose_worker_ray_ended_for_memory_says_what_to_lower(monkeypatch):
+    def ends(grid, index, task):
+        raise OutOfMemoryError("the node is running low on memory")
+
+    monkeypatch.setattr(RayGrid, "_wait", ends)
+    pool = [client_worker(1)]
+    grid = RayGrid(6, pool, lambda: pool[0], no_place, pytest.fail)
+    try:
+        replies = list(grid.send_and_receive(messages(scenario(), grid)))
+    finally:
+        ray.kill(pool[0])
+    said = {reply.error.reason for reply in replies}
+    assert said == {
+        "its machine has too little memory to train this client. Lower training.batch_size, "
+        "engine.workers or engine.attack_workers: its worker died: OutOfMemoryError"
+    }
+
+
+def test_an_attack_whose_worker_ray_ended_for_memory_says_what_to_lower(monkeypatch):
+    def ends(task, **options):
+        if isinstance(found := get(task, **options), list) and isinstance(found[0], Outcome):
+            raise OutOfMemoryError("the node is running low on memory")
+        return found
+
+    get, run = ray.get, scenario()
+    executor = RayExecutor(AttackRunner(build(run)), 1, 0.0)
+    monkeypatch.setattr(ray, "get", ends)
+    executor.submit([[Attack(intercepted(run, 0), 0, 1.0)]])
+    (outcome,) = executor.collect(wait=True)
+    executor.cancel()
+    for row in outcome.findings:
+        assert row.error == (
+            "its machine has too little memory for this attack. Lower engine.attack_workers, "
+            "engine.workers or training.batch_size: its worker died: OutOfMemoryError"
+        )
+    assert outcome.findings
+
+
 # --- code that workers cannot import ------------------------------------------------------------
 
 
@@ -178,7 +231,8 @@ def test_a_cluster_of_another_ray_is_one_line(monkeypatch):
         session.start_session(there, 1, 1)
     assert str(error.value) == (
         "Ray cannot start or reach 10.0.0.1:6379: Version mismatch: The cluster was started with: "
-        "Ray: 2.40.0"
+        "Ray: 2.40.0. See whether `ray status` lists its nodes there, and start every node from "
+        "the same image or the same installation as fedsim"
     )
 
 

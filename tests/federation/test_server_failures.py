@@ -28,11 +28,13 @@ from fedsim.seeds import derive
 
 pytestmark = pytest.mark.usefixtures("rogues", "unreported")
 
-WAYS = ["raise", "memory", "surrogate", "nan", "inf", "missing", "extra", "shape", "huge"]
+WAYS = ["raise", "memory", "allocate", "surrogate", "nan", "inf", "missing", "extra", "shape"]
+WAYS += ["huge"]
 SAID = {
     "raise": "the client fell over",
     "surrogate": r"lone \ud800",
-    "memory": "too little memory to train this client",
+    "memory": "the GPU has too little memory to train this client. Lower training.batch_size",
+    "allocate": "its machine has too little memory to train this client. Lower training.batch_size",
     "nan": "1 NaN or Inf",
     "inf": "1 NaN or Inf",
     "missing": "missing",

@@ -1,6 +1,7 @@
 """Children, their folders and their sockets, from the side of the process of the run."""
 
 import contextlib
+import json
 import math
 import os
 import resource
@@ -9,6 +10,7 @@ import socket
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from fedsim.errors import FedsimError
@@ -120,6 +122,14 @@ def test_a_server_starts_where_more_than_1023_descriptors_are_open():
 @pytest.mark.parametrize("content", [b"", b"[" * 10**5, b'{"kinds": [], "text": ""}', b"[]"])
 def test_errors_that_are_none_are_an_error(content):
     assert "cannot be read" in str(calls._error(content))
+
+
+def test_numpy_s_lack_of_memory_names_the_limit():
+    with pytest.raises(MemoryError) as raised:
+        np.empty(2**50)
+    kinds = [kind.__name__ for kind in raised.type.__mro__]
+    content = json.dumps({"kinds": kinds, "text": str(raised.value)}).encode()
+    assert "Raise threat.memory_mb" in str(calls._error(content))
 
 
 def test_errors_are_cut_off():

@@ -63,8 +63,12 @@ def test_a_gpu_that_is_not_there_is_refused_with_what_torch_sees(none):
 
 
 def test_a_number_beyond_the_gpus_is_refused(gpu):
-    with pytest.raises(ScenarioError, match=r"cuda:2\", and PyTorch finds cuda:0 to cuda:1$"):
+    with pytest.raises(ScenarioError) as told:
         preflight(scenario(engine={"device": "cuda:2"}))
+    assert str(told.value) == (
+        'engine.device = "cuda:2", and PyTorch finds cuda:0 to cuda:1. '
+        'Set engine.device to a GPU that is there, or to "cpu"'
+    )
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "CPU", "mps"])

@@ -77,6 +77,7 @@ class Rubbish(Adversary):
         "many",
         "raise",
         "memory",
+        "allocate",
         "surrogate",
         "fills",
     ] = "none"
@@ -93,6 +94,8 @@ class Rubbish(Adversary):
             raise RuntimeError("lone \ud800")
         if self.how == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        if self.how == "allocate":
+            torch.empty(2**50)
         shape = seen.spec.input_shape or ()
         fine = {0: seen.num_examples or 1}
         claims: dict[str, Any] = {
@@ -226,6 +229,7 @@ class Faulty(Defense):
     how: Literal[
         "raise",
         "memory",
+        "allocate",
         "surrogate",
         "nan",
         "inf",
@@ -249,6 +253,8 @@ class Faulty(Defense):
                 raise RuntimeError("lone \ud800")
             if self.how == "memory":
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+            if self.how == "allocate":
+                torch.empty(2**50)
             if self.how == "dies":
                 os._exit(3)
         if self.how == "slow":

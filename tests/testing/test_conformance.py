@@ -1,9 +1,11 @@
 """Every built-in metric and task keeps its contract; a wrong one is told what is wrong."""
 
 import math
+import threading
 
 import pytest
 import torch
+from pydantic import PrivateAttr
 from torch import nn
 
 from fedsim import testing
@@ -271,6 +273,7 @@ WRONG_TASKS = [
     ({"batches": ragged}, "one label an example"),
     ({"batches": ragged}, "spec.input_shape is (2,)"),
     ({"batches": one_step}, "1 for steps = 2"),
+    ({"_lock": PrivateAttr(default_factory=threading.Lock)}, "cannot be sent to another process"),
     ({"num_examples": lambda self, client: 0}, "each holds one example or more"),
     ({"fingerprint": lambda self: ""}, "fingerprint: return a hash"),
     (

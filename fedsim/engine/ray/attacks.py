@@ -10,7 +10,14 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from fedsim.attacking.attack import Attack, AttackRunner, GroupFailed, Outcome, one_by_one
+from fedsim.attacking.attack import (
+    NO_MEMORY,
+    Attack,
+    AttackRunner,
+    GroupFailed,
+    Outcome,
+    one_by_one,
+)
 from fedsim.attacking.executor import Observer
 from fedsim.attacking.progress import EVERY, AttackProgress
 from fedsim.engine.ray import session
@@ -209,7 +216,7 @@ class RayExecutor:
                     # What Ray raises is of both kinds, and holds the worker's own exception.
                     outcomes = self._again(running, str(wrapped.args[0]))
                 except RayError as error:
-                    outcomes = self._lost(running, f"its worker died: {type(error).__name__}")
+                    outcomes = self._lost(running, session.died(error, NO_MEMORY))
                 self._fill()
                 yield from outcomes
             yield from self._overdue()

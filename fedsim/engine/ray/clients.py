@@ -23,7 +23,7 @@ from fedsim.errors import EngineError
 from fedsim.federation import federate
 from fedsim.federation.arrays import bytes_of
 from fedsim.federation.client import answers
-from fedsim.federation.grid import RAISED, LocalGrid
+from fedsim.federation.grid import NO_MEMORY, RAISED, LocalGrid
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
@@ -165,7 +165,7 @@ class RayGrid(LocalGrid):
                 last, tries = error, tries + 1
                 if self._pool[index] is actor:
                     self._pool[index] = self._new()
-        reason = f"its worker died: {type(last).__name__}"
+        reason = session.died(last, NO_MEMORY)
         return Message(Error(code=RAISED, reason=reason), reply_to=message), context.state
 
 

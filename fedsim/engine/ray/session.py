@@ -13,7 +13,7 @@ import psutil
 import ray
 import torch
 from ray._private import state
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.engine import knock
@@ -124,6 +124,17 @@ def fewer(what: str, lacking: int, number: int) -> str:
     )
 
 
+def died(error: RayError, no_memory: str) -> str:
+    """What is said of a client or an attack whose worker died.
+
+    Args:
+        error: What Ray raised.
+        no_memory: What to do if Ray ended the worker because its node was short of memory.
+    """
+    reason = f"its worker died: {type(error).__name__}"
+    return f"{no_memory}: {reason}" if isinstance(error, OutOfMemoryError) else reason
+
+
 def _nodes() -> list[tuple[str, dict[str, float]]]:
     """The address of each living node, and what it has."""
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
@@ -207,9 +218,12 @@ def _start(settings: Engine, cpus: float, address: str) -> None:
         where = address or "a local session"
         reason = " ".join(str(error).split()).rstrip(".")
         fix = (
-            "" if settings.address else ". Try again, or set engine.workers = 1 to run without Ray"
+            "See whether `ray status` lists its nodes there, and start every node from the same "
+            "image or the same installation as fedsim"
+            if settings.address
+            else "Try again, or set engine.workers = 1 to run without Ray"
         )
-        raise EngineError(f"Ray cannot start or reach {where}: {reason}{fix}") from error
+        raise EngineError(f"Ray cannot start or reach {where}: {reason}. {fix}") from error
 
 
 def _short_of(needs: dict[str, float]) -> str:
