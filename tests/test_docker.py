@@ -8,13 +8,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from compose_spec import PyCompose
 from dockerfile_parse import DockerfileParser
-from ray.scripts.scripts import cli as ray_cli
-
-from fedsim.cli import app
+from support.command_lines import accepted
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"
@@ -41,13 +38,6 @@ def compose(name: str = "compose.yaml", **environment: str) -> dict:
     text = re.sub(r"\$\{(\w+):-([^}]*)\}", value, (DOCKER / name).read_text())
     assert "${" not in text, "a variable without a default"
     return PyCompose.from_yaml(yaml.safe_dump(yaml.safe_load(text))).to_dict()
-
-
-def accepted(command: list[str]) -> None:
-    """Fail unless fedsim's or Ray's command line takes these words."""
-    program, name, *words = command
-    group = {"fedsim": typer.main.get_command(app), "ray": ray_cli}[program]
-    group.commands[name].make_context(name, words)
 
 
 # --- the image --------------------------------------------------------------------------------
@@ -195,6 +185,16 @@ def test_the_kuberay_cluster_is_of_this_image_and_this_ray():
         assert f"--num-cpus={cpus}" in container["args"]
     (volume,) = groups[0]["template"]["spec"]["volumes"]
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+
+
+def test_the_documented_sed_names_the_image_of_a_registry_in_all_pods():
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    line, _ = re.findall(r"^(sed .*kuberay\.yaml)( > kuberay\.yaml)$", page, re.MULTILINE)[0]
+    text = subprocess.check_output(shlex.split(line), cwd=ROOT, text=True)
+    _, cluster = yaml.safe_load_all(text)
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    images = [group["template"]["spec"]["containers"][0]["image"] for group in groups]
+    assert images == [f"REGISTRY/fedsim:{PROJECT['version']}"] * 2
 
 
 # --- what the page says -------------------------------------------------------------------------

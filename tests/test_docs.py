@@ -6,10 +6,10 @@ import re
 import shlex
 import tomllib
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.command_lines import accepted, commands, loaded
 from support.commands import python
 from support.doc_tables import rows
 from support.plugins_fixture import install, with_plugins
@@ -216,9 +216,17 @@ def test_scenarios_and_commands_in_the_other_pages_load(page, tmp_path, monkeypa
         for line in block.text.splitlines():
             words = shlex.split(line)
             assert words[0] == "fedsim", f"{line}: use a text block for what is not run here"
-            if words[1] in ("run", "check"):
-                overrides = [b for a, b in pairwise(words) if a == "--set"]
-                Scenario.load(words[2], overrides).points()
+            loaded(words)
+
+
+@pytest.mark.parametrize(("name", "least"), [("cluster.md", 13), ("deployment.md", 3)])
+def test_commands_for_several_machines_are_accepted(name, least):
+    found = [words for block in blocks(DOCS / name, "text") for words in commands(block.text)]
+    assert len(found) >= least
+    for words in found:
+        accepted(words)
+        if "--resume" not in words:
+            loaded(words)
 
 
 # --- links and addresses --------------------------------------------------------------------

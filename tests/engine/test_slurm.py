@@ -3,6 +3,8 @@ by scripts that note how they are called."""
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -53,6 +55,15 @@ def test_it_parses_and_its_options_are_slurm_s():
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", SCRIPT.read_text(), re.MULTILINE))
     assert set(options) == {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "mem", "time"}
     assert options["ntasks-per-node"] == "1"
+
+
+def test_the_documented_sed_sets_nodes_cpus_and_hours(tmp_path):
+    page = (SCRIPT.parents[1] / "cluster.md").read_text()
+    (line,) = re.findall(r"^sed -i .* fedsim\.sbatch$", page, re.MULTILINE)
+    shutil.copy(SCRIPT, tmp_path)
+    subprocess.run(shlex.split(line), cwd=tmp_path, check=True)
+    options = re.findall(r"^#SBATCH --(\S+)$", (tmp_path / SCRIPT.name).read_text(), re.MULTILINE)
+    assert {"nodes=4", "cpus-per-task=32", "time=12:00:00"} <= set(options)
 
 
 def test_the_cluster_starts_runs_the_scenario_and_ends(submit):
