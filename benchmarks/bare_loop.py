@@ -65,7 +65,15 @@ class Federation:
         return Scenario.parse(
             {
                 "name": "bare-loop",
-                "task": {"name": "images", "data": "digits", "size": 32, "model": self.model},
+                "task": {
+                    "name": "images",
+                    "data": "digits",
+                    "size": 32,
+                    "model": self.model,
+                    # 100 clients have 16 examples each.
+                    "test_fraction": 0.05,
+                    "auxiliary_fraction": 0.05,
+                },
                 "training": {
                     "algorithm": "fedsgd",
                     "rounds": rounds,

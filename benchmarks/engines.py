@@ -68,6 +68,8 @@ def measure(
                 "data": "digits",
                 "size": 32,
                 "model": "cnn",
+                # 100 clients have 16 examples each.
+                "test_fraction": 0.1,
                 "auxiliary_fraction": 0.0,
             },
             "training": {

@@ -33,7 +33,7 @@ from fedsim.tasks.models.cnn import CNN
 @cache
 def digits() -> tuple[TensorDataset, TensorDataset]:
     """Training and test data, loaded once in each process."""
-    images = load("digits", None, size=32, test_fraction=0.2, seed=0)
+    images = load("digits", None, size=32, test_fraction=0.1, seed=0)
 
     def made(places: Tensor) -> TensorDataset:
         return TensorDataset(images.inputs(places), images.labels[places])

@@ -29,7 +29,7 @@ OWN = DOCS / "your-model-and-data.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
 PAGES += [ROOT / "SECURITY.md", ROOT / "docker" / "README.md"]
 OTHERS = [page for page in PAGES if page not in (TUTORIAL, DEFENSE, FLOWER, METRIC, TASK, OWN)]
-KNOWN_HOSTS = {"flower.ai", "www.ray.io", "docs.ray.io", "keepachangelog.com"}
+KNOWN_HOSTS = {"flower.ai", "doi.org", "www.ray.io", "docs.ray.io", "keepachangelog.com"}
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,9 @@ def test_the_wheel_runs_the_quickstart_by_name_from_any_folder(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path / "site"))
     assert (elsewhere / "runs" / "quickstart" / "report.html").is_file()
+    terms = (tmp_path / "site" / "fedsim" / "tasks" / "images" / "digits.txt").read_text()
+    assert "10.24432/C50P49" in terms
+    assert "Creative Commons Attribution 4.0" in terms
 
 
 def shown(source: str = "") -> str:

@@ -1,8 +1,10 @@
 """The choice of victims: whom an adversary attacks in a round."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from fedsim.scenario import Scenario
 from fedsim.scenario.rounds import chosen_rounds
@@ -37,8 +39,7 @@ def victims_of(
         return [(one, 1.0) for one in present]
     if isinstance(victims, list):
         return [(one, 1.0) for one in present if set(one) & set(victims)]
-    rng = torch_generator(scenario.seed, "victims", round)
-    places = torch.randperm(scenario.training.clients, generator=rng)
+    places = _places(scenario.seed, round, scenario.training.clients)
 
     def rank(clients: tuple[int, ...]) -> int:
         known = [int(places[client]) for client in clients if client < len(places)]
@@ -46,6 +47,12 @@ def victims_of(
 
     chosen = sorted(sorted(present, key=rank)[:victims])
     return [(one, min(1.0, victims / len(present))) for one in chosen]
+
+
+@lru_cache(maxsize=1)
+def _places(seed: int, round: int, clients: int) -> Tensor:
+    """The place of each client in the round's ranking, drawn once for all adversaries."""
+    return torch.randperm(clients, generator=torch_generator(seed, "victims", round))
 
 
 def most_victims(scenario: Scenario, plan: AttackPlan) -> int:

@@ -46,7 +46,7 @@ class Images(Classification):
     spec_type = ImageSpec
     models: ClassVar[Mapping[str, type[BaseModel]]] = {**MODELS, FACTORY: Classifier}
     sources: ClassVar[Mapping[str, str]] = {
-        "digits": "1,797 handwritten digits of 8 x 8 pixels, from scikit-learn; built in",
+        "digits": "1,797 handwritten digits of 8 x 8 pixels, of the UCI repository; built in",
         "NAME": "NAME.npz under --data: images and their labels",
         "FOLDER": "Images in one subfolder a label: a folder under --data, or a path",
         "module:function": "A function of your own that returns images and labels",
