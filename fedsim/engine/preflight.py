@@ -67,7 +67,7 @@ def preflight(
     for position, defense in enumerate(defenses):
         if complaint := defense.unknown_layers(trained):
             raise ScenarioError(f"defenses.{position} ({defense.name}).{complaint}")
-    clients = range(scenario.training.clients)
+    clients = range(scenario.training.clients if defenses else 1)
     for guarded in sorted({tuple(one.guards(c) for one in defenses) for c in clients}):
         chain = [one for one, on in zip(defenses, guarded, strict=True) if on]
         local_training(scenario, task, module, (), torch.Generator(), chain)
