@@ -141,24 +141,24 @@ print(json.dumps([imported - started, time.process_time() - imported, peak]))
 
 
 FIRST = """
-import sys, tempfile, time
+import os, sys, time
 from pathlib import Path
+from rich.console import Console
 from fedsim.cli.working import loading
-with loading():
+with loading(Console(), quiet=True):
     from fedsim.engine.simulate import simulate
     from fedsim.scenario import Scenario
 def observer(event, **fields):
     if event == "round":  # before the first round, after the first evaluation
         print(time.process_time(), flush=True)
-        sys.exit()
+        os._exit(0)
 table = {
     "task": {"name": "images", "data": "digits", "size": 32, "model": "cnn"},
     "training": {"algorithm": "fedsgd", "rounds": 1, "clients": 10, "batch_size": 16},
     "adversaries": [{"name": "llg"}],
     "engine": {"workers": 1, "device": "cpu"},
 }
-with tempfile.TemporaryDirectory() as folder:
-    simulate(Scenario.parse(table), Path(folder) / "run", observer=observer)
+simulate(Scenario.parse(table), Path(sys.argv[1]), observer=observer)
 """
 
 
@@ -171,9 +171,13 @@ def start() -> Part:
     took: dict[str, list[float]] = {name: [] for name in codes}
     for _ in range(STARTS):
         for name, code in codes.items():
-            said = subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, check=True
-            )
+            with tempfile.TemporaryDirectory() as folder:
+                said = subprocess.run(
+                    [sys.executable, "-c", code, f"{folder}/run"],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
             took[name].append(float(said.stdout.split()[-1]))
     beside = [ours - torch for torch, ours in zip(*took.values(), strict=True)]
     rows: list[list[Any]] = [[name, median(each), ""] for name, each in took.items()]
