@@ -233,7 +233,7 @@ def population() -> Part:
         axes.plot([r[0] for r in rows], [r[3] for r in rows], marker="o", label="memory, MB")
         axes.set(xscale="log", xlabel="clients in all", ylim=(0, None))
 
-    heads = ["clients", "start beside imports, CPU s", "round of 10, CPU ms", "memory, MB", "goal"]
+    heads = ["clients", "start and end, CPU s", "round of 10, CPU ms", "memory, MB", "goal"]
     return Part(heads, rows, draw)
 
 
