@@ -185,7 +185,9 @@ def start() -> Part:
     print("  ", rows, flush=True)
 
     def draw(axes: Axes) -> None:
-        axes.boxplot(list(took.values()), vert=False, tick_labels=list(took))
+        axes.boxplot(
+            list(took.values()), vert=False, tick_labels=[name.strip("`") for name in took]
+        )
         axes.set(xlabel="CPU seconds", xlim=(0, None))
 
     return Part(["process", "CPU s", "goal"], rows, draw)
