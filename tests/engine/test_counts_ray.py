@@ -1,0 +1,93 @@
+"""How often clients' updates are serialised between Ray's processes, and how many bytes they take.
+
+Times on a busy machine would hide another copy; these counts do not depend on the machine.
+"""
+
+import gc
+import sys
+
+import pytest
+import ray
+from flwr.app import Message, MessageType, RecordDict
+from support.tiny import config, initial, scenario
+
+from fedsim.engine.inline import InlineGrid
+from fedsim.engine.ray import clients
+from fedsim.engine.ray.transfer import ALIGNED
+from fedsim.engine.simulate import simulate
+from fedsim.federation.arrays import TensorArray
+
+ROUNDS, TRAINED, WORKERS = 2, 4, 2
+
+
+def arrays_of_a_model():
+    """Their number, and the bytes that their values take between processes."""
+    task = scenario().build_task()
+    arrays = task.arrays(task.module()).values()
+    return len(arrays), sum(-(-one.nbytes // ALIGNED) * ALIGNED for one in arrays)
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.skipif(sys.platform == "win32", reason="Ray's workers are tested on POSIX")
+def test_ray_serialises_each_model_once_a_worker_and_each_update_once_for_all_attacks(
+    monkeypatch, tmp_path
+):
+    asked, answered, stored = list[clients.Packed](), list[clients.Packed](), list[str]()
+    pack, unpack, put = clients.pack, clients.unpack, ray.put
+
+    def packing(value):
+        asked.append(pack(value))
+        return asked[-1]
+
+    def unpacking(packed):
+        answered.append(packed)
+        return unpack(packed)
+
+    def putting(value):
+        stored.append(type(value).__name__)
+        return put(value)
+
+    monkeypatch.setattr(clients, "pack", packing)
+    monkeypatch.setattr(clients, "unpack", unpacking)
+    monkeypatch.setattr(ray, "put", putting)
+    run = scenario(
+        adversaries=[{"name": "llg"}, {"name": "idlg"}],
+        training={"rounds": ROUNDS, "clients_per_round": TRAINED},
+        engine={"name": "ray", "workers": WORKERS},
+        record={"keep": "nothing"},  # otherwise attacks read files
+    )
+    simulate(run, tmp_path / "run")
+
+    number, size = arrays_of_a_model()
+    assert len(asked) == len(answered) == ROUNDS * WORKERS
+    # The weights of the first round are Flower's arrays, which are in the pickle.
+    assert all(one.block.nbytes == size for one in asked[WORKERS:])
+    for reply in answered:
+        assert len(reply.sizes) == TRAINED // WORKERS * number
+        assert reply.block.nbytes == TRAINED // WORKERS * size
+    later = (*asked[WORKERS:], *answered)
+    assert all(len(one.head) < size / 8 for one in later), "arrays are in the pickle as well"
+    assert sorted(stored) == ["Interception"] * ROUNDS * TRAINED + ["dict"] * ROUNDS
+
+
+def test_a_worker_pickles_each_array_of_its_replies_once_and_encodes_none(monkeypatch):
+    run, grid = scenario(), InlineGrid(6)
+    content = {"arrays": initial(run), "config": config(run, **{"server-round": 1})}
+    messages = [Message(RecordDict(content), node, MessageType.TRAIN) for node in grid.clients]
+    asked = clients.pack((messages, [grid.contexts[node] for node in grid.clients]))
+    counts = {"pickled": 0, "encoded": 0}
+    reduce, encoded = TensorArray.__reduce_ex__, TensorArray.data
+
+    def pickling(self, protocol):
+        counts["pickled"] += 1
+        return reduce(self, protocol)
+
+    def encoding(self):
+        counts["encoded"] += 1
+        return encoded.fget(self)
+
+    monkeypatch.setattr(TensorArray, "__reduce_ex__", pickling)
+    monkeypatch.setattr(TensorArray, "data", property(encoding, encoded.fset))
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # this process goes on to other tests
+    clients.ClientWorker().answer(asked)
+    assert counts == {"pickled": 6 * arrays_of_a_model()[0], "encoded": 0}
