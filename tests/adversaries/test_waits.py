@@ -3,10 +3,13 @@
 import pytest
 import torch
 from support import recognised
+from support.speakers import SIZE, SMALL, public
+from support.spellers import utterance
 from support.text_victims import seen as texts
 from support.text_victims import small
 from support.waits import waits
 
+from adversaries.speech.speaker_inference.deep_speaker import Recipe, train
 from fedsim import testing
 from fedsim.plugin import make
 
@@ -23,13 +26,25 @@ def text():
     return texts(small())[0]
 
 
+def causal_text():
+    return texts(small("gpt2"))[0]
+
+
 def speech():
     return recognised.observed(recognised.recogniser(), recognised.voice(0, 5))
+
+
+def two_utterances():
+    return recognised.observed(recognised.recogniser(), *(recognised.voice(at, 5) for at in (0, 1)))
 
 
 def utterances():
     model = recognised.recogniser()
     return [recognised.observed(model, recognised.voice(at, 5 + at)) for at in range(3)]
+
+
+def spelled():
+    return utterance([3, 17, 8, 25], seed=1)
 
 
 LOOPS = {
@@ -47,6 +62,28 @@ LOOPS = {
     "ctc-matching": (speech, {"restarts": 0}, 5),
     # Besides, CTC's loss reads unequal lengths.
     "ctc-matching of several": (utterances, {"shared_passes": True, "restarts": 0}, 7),
+    # CTC's loss checks the labels, of changes and of what is kept; which frames change, where the
+    # recurrence begins, in each of 5 frames whether it has settled, and which outputs it changed;
+    # which changes are kept, and the distance.
+    "hfgm": (speech, {}, 12),
+    # Besides, the utterance is drawn.
+    "hfgm of two": (two_utterances, {}, 13),
+    # Every 16 iterations some changes are evaluated, as above.
+    "hfgm that predicts": (speech, {"selection": "predicted"}, 6),
+    "hfgm of several": (utterances, {"selection": "predicted"}, 12),
+    "gm-bow": (spelled, {"labels_from": "given", "starts": 1}, 1),
+    "gm-bow of the paper": (
+        spelled,
+        {"labels_from": "given", "starts": 1, "variant": "paper"},
+        1,
+    ),
+    # Each label by what fits, its distance, and the hypotheses that are kept.
+    "span-decoding": (spelled, {"labels_from": "given"}, 4),
+    # Each token by what fits, and which sentences end.
+    "dager": (causal_text, {}, 4),
+    # Gauss-Newton reads whether each step helps.
+    "dlg with features": (image, {"features_from": "feature-separation"}, 10),
+    "accumulate": (several, {}, 20),
 }
 """By case: an observation or several, settings, and how often an iteration may read."""
 
@@ -68,6 +105,39 @@ def test_the_loop_reads_little_and_allocates_on_its_device(case):
     assert later_made - made == {}
     more = later_read - read
     assert sum(more.values()) <= (many - few) * most, more
+
+
+def test_conjugate_gradients_read_once_an_iteration():
+    def attacked(iterations):
+        attack = make("adversaries", "r-gap", {"iterations": iterations})
+        with pytest.raises(ValueError, match="no input fits"):
+            attack.reconstruct(testing.example(), testing.job())
+
+    (read, made), (later_read, later_made) = (
+        waits(lambda count=count: attacked(count)) for count in (2, 4)
+    )
+    assert later_made - made == {}
+    # Two systems: that of the only layer, and that of the error to expect.
+    assert sum((later_read - read).values()) == 2 * 2
+
+
+def test_the_training_of_an_encoder_of_voices_asks_for_its_triplets_alone():
+    auxiliary = public()
+    frames = [x[:n] for x, n in zip(auxiliary.inputs, auxiliary.lengths, strict=True)]
+    speakers = auxiliary.attributes["speaker"]
+
+    def trained(steps):
+        recipe = Recipe(**{**SMALL, "steps": steps})
+        rng = torch.Generator().manual_seed(0)
+        train(recipe.network(SIZE), frames, speakers, recipe, rng=rng)
+
+    (read, made), (later_read, later_made) = (
+        waits(lambda steps=steps: trained(steps)) for steps in (2, 4)
+    )
+    assert later_made - made == {}
+    # Besides the loss, all other reads are of what is on the CPU: draws, and Adam's own counts.
+    masked = {at: n for at, n in (later_read - read).items() if at.startswith("index")}
+    assert sum(masked.values()) == 2 * 2, masked  # the triplets that lose, and their gradient
 
 
 def test_what_would_wait_is_seen():

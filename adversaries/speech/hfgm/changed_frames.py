@@ -102,10 +102,12 @@ class ChangedFrames:
         windows = at[:, None] + self.context - places
         inside = (windows >= 0) & (windows < frames)
         added = (moves @ self.shares.flatten(1)).view(count, self.seen, -1)
-        changed = self.rest(self.before[windows[inside]] + added[inside])
+        # Places rather than masks, as a GPU has to end its work for each index by a mask.
+        who, place = inside.nonzero(as_tuple=True)
+        near = windows[who, place]
+        changed = self.rest(self.before[near] + added[who, place])
         rows = torch.full((count, frames), -1, dtype=torch.int64, device=at.device)
-        who = torch.arange(count, device=at.device)[:, None].expand_as(windows)
-        rows[who[inside], windows[inside]] = torch.arange(len(changed), device=at.device)
+        rows[who, near] = torch.arange(len(changed), device=at.device)
 
         outputs = self.outputs.expand(count, -1, -1).clone()
         touched = torch.zeros(count, frames, dtype=torch.bool, device=at.device)
@@ -120,8 +122,9 @@ class ChangedFrames:
             touched = way.turn(marked, 1)
         features = self.features.expand(count, -1, -1).clone()
         logits = self.logits.expand(count, -1, -1).clone()
-        features[touched] = self.joint(outputs[touched])
-        logits[touched] = self.head(features[touched])
+        who, when = touched.nonzero(as_tuple=True)
+        features[who, when] = self.joint(outputs[who, when])
+        logits[who, when] = self.head(features[who, when])
         return features, logits
 
     def _recur(
@@ -148,10 +151,12 @@ class ChangedFrames:
         frames = rows.shape[1]
         begins = (rows >= 0).int().argmax(dim=1)
         ends = frames - (rows >= 0).flip(1).int().argmax(dim=1)
+        times = torch.arange(frames, device=begins.device)
+        counts = (begins == times[:, None]).sum(dim=1).tolist()
+        beginning = begins.argsort(stable=True).split(counts)
         going = rows.new_zeros(0)
         now = states[:, 0].new_zeros(2, 0, states.shape[2])
-        for t in range(frames):
-            new = torch.nonzero(begins == t).flatten()
+        for t, new in enumerate(beginning):
             if len(new):
                 going = torch.cat([going, new])
                 now = torch.cat([now, states[:, t, None].expand(-1, len(new), -1)], dim=1)

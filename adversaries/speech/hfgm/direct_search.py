@@ -93,8 +93,9 @@ class DirectSearch:
 
     def add(self, turn: int, at: Tensor, moves: Tensor, better: Tensor) -> Tensor:
         """The frames of an utterance with those changes added that are `better`, (K,) bool."""
-        self.drawn, self.kept = self.drawn + len(at), self.kept + int(better.sum())
-        return self.frames[turn].index_add(0, at[better], moves[better])
+        kept = better.nonzero().flatten()
+        self.drawn, self.kept = self.drawn + len(at), self.kept + len(kept)
+        return self.frames[turn].index_add(0, at[kept], moves[kept])
 
     def move_to(self, turn: int, frames: Tensor, own: dict[str, Tensor]) -> None:
         """Set an utterance's frames and gradients."""

@@ -137,6 +137,7 @@ def _distance_to(
 
     def distance(contexts: Tensor, labels: Tensor) -> float:
         ours = own.gradient(contexts[None], labels[None].to(device), at="context", names=theirs)
-        return sum(float((one - theirs[k]).square().sum()) for k, one in ours.items()) / whole
+        apart = [(one - theirs[k]).square().sum() for k, one in ours.items()]
+        return sum(torch.stack(apart).tolist()) / whole
 
     return distance

@@ -102,6 +102,15 @@ class Walk:
             if place != "after"
         }
         self._rows: dict[str, Tensor] = {}
+        # Places rather than a mask, as a GPU has to end its work for each index by a mask.
+        self._known = {
+            name: torch.tensor(
+                [at for at in range(len(one.rows)) if not place.start <= at < place.stop],
+                device=device,
+            )
+            for name, one in self._spectra.items()
+            if isinstance(place := roles[name], slice)
+        }
         self.longest = 0
         """The largest number of labels that the row spaces allow."""
 
@@ -196,10 +205,9 @@ class Walk:
                 apart = entered - (entered @ rows) @ rows.mT
                 residuals += _share(apart, entered)
                 continue
-            known = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-            known[place] = False
-            mixed = entered[:, known] @ torch.linalg.pinv(rows[known]).mT
-            residuals += _share(entered[:, known] - mixed @ rows[known].mT, entered[:, known])
+            known, beside = entered[:, self._known[name]], rows[self._known[name]]
+            mixed = known @ torch.linalg.pinv(beside).mT
+            residuals += _share(known - mixed @ beside.mT, known)
             contexts[:, -1] = mixed @ rows[place].mT
         return Hypotheses(these.labels, contexts, residuals)
 

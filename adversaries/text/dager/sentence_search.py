@@ -241,7 +241,7 @@ class Search:
             if not len(slot):  # noise hides a special token, and no text begins without it
                 return
             longer, apart = list[Tensor](), list[Tensor]()
-            extended = torch.zeros(len(kept), dtype=torch.bool)
+            extended = torch.zeros(len(kept), dtype=torch.bool, device=first.device)
             size = max(1, WIDEST // len(slot))
             for start in range(0, len(kept), size):
                 some = kept[start : start + size]
@@ -253,14 +253,16 @@ class Search:
                 passed = off < self.threshold
                 if place >= AGAIN and not self.first.placed:
                     passed &= (tried != tried[:, :1]).any(dim=1)
-                longer.append(tried[passed])
-                apart.append(off[passed])
+                rows = passed.nonzero().flatten()
+                longer.append(tried[rows])
+                apart.append(off[rows])
                 by = passed.view(len(some), len(slot)).any(dim=1)
-                extended[start : start + len(some)] = by.cpu()
+                extended[start : start + len(some)] = by
                 if start:
                     self.job.progress(place, float(off.min()))
             if place > len(fixed):
-                yield kept[~extended], residuals[~extended]
+                ended = (~extended).nonzero().flatten()
+                yield kept[ended], residuals[ended]
             kept, residuals = torch.cat(longer), torch.cat(apart)
             order = residuals.argsort()[:WIDEST]
             kept, residuals = kept[order], residuals[order]
