@@ -43,6 +43,14 @@ def test_a_page_names_its_adversary_in_its_title(name):
     assert name in re.split(r", | and ", title.removeprefix("# "))
 
 
+@pytest.mark.parametrize("name", names("adversaries"))
+def test_the_page_of_gpus_says_where_an_adversary_computes(name):
+    text = (PAGES.parent / "gpus.md").read_text()
+    table = re.findall(r"^\| (?:the GPU|both|the CPU, by design) \| (.*) \|$", text, re.MULTILINE)
+    assert len(table) == 3
+    assert sum(f"`{name}`" in row for row in table) == 1, f"name {name} in one row of its table"
+
+
 @pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
 def test_six_headings_in_order(page):
     assert [title for title in sections(page) if title] == HEADINGS
