@@ -10,7 +10,7 @@ from fedsim.libraries import brief
 from fedsim.metrics import misshapen, plain
 from fedsim.records import Observation, Reconstruction, field_of, of_layer
 from fedsim.seeds import torch_generator
-from fedsim.testing.examples import SPEC, example
+from fedsim.testing.examples import SPEC, device_of_tests, example
 from fedsim.testing.watching import frozen, same, watched
 
 CLAIMS = {field.name for field in dataclasses.fields(Reconstruction)} - {"trace", "diagnostics"}
@@ -117,7 +117,7 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
 
 def _attack(attack: Adversary, seen: Observation, world: int) -> tuple[Any, str]:
     """Attack with seed 0, and with global generators seeded by `world`."""
-    job = Job(torch_generator(0, "conformance"), budget=BUDGET)
+    job = Job(torch_generator(0, "conformance"), budget=BUDGET, device=device_of_tests())
     return watched(lambda: attack.reconstruct(seen, job), world)
 
 

@@ -26,6 +26,9 @@ _SIGNS = r"[a-z0-9]+([-+*][a-z0-9]+)*[+*]?"
 def conformance(cls: type, sample: Observation | Task | None = None) -> list[str]:
     """List what is wrong with the class of an adversary, defense, metric or task.
 
+    It computes on the device of the environment's FEDSIM_TEST_DEVICE, or the CPU; metrics always
+    have claims and truths on the CPU.
+
     Args:
         cls: The class.
         sample: What the plugin is tried on.

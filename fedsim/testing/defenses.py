@@ -9,7 +9,7 @@ from fedsim.defense import ClientState, Defense, MeanGradient, Training
 from fedsim.libraries import brief
 from fedsim.records import Batch, Kind, Update
 from fedsim.seeds import torch_generator
-from fedsim.testing.examples import batch, network
+from fedsim.testing.examples import batch, device_of_tests, network
 from fedsim.testing.watching import frozen, same, watched
 from fedsim.victim import VictimModel
 
@@ -27,7 +27,8 @@ def defense_complaints(defense: Defense) -> list[str]:
     Returns:
         One sentence for each complaint, with what to do about it.
     """
-    model, examples = network(), batch()
+    device = device_of_tests()
+    model, examples = network().to(device), batch().to(device)
     gradient = {k: g.detach() for k, g in model.gradient(examples.inputs, examples.labels).items()}
     found = []
     kinds: tuple[Kind, ...] = ("gradient", "delta")

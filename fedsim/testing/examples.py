@@ -59,6 +59,15 @@ def observation(
     )
 
 
+def device_of_tests(otherwise: str = "cpu") -> str:
+    """The device on which tests compute: that of the environment's FEDSIM_TEST_DEVICE.
+
+    Args:
+        otherwise: The device if the environment names none.
+    """
+    return os.environ.get("FEDSIM_TEST_DEVICE") or otherwise
+
+
 def job(*, seed: int = 0, budget: int | None = None, **settings: Any) -> Job:
     """Make a job.
 
@@ -68,7 +77,7 @@ def job(*, seed: int = 0, budget: int | None = None, **settings: Any) -> Job:
         **settings: Other fields of `Job`: device, deadline, cancelled, on_progress. The device is
             by default that of the environment's FEDSIM_TEST_DEVICE, or the CPU.
     """
-    settings.setdefault("device", os.environ.get("FEDSIM_TEST_DEVICE") or "cpu")
+    settings.setdefault("device", device_of_tests())
     return Job(torch_generator(seed, "test"), budget=budget, **settings)
 
 

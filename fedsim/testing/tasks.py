@@ -14,6 +14,7 @@ from fedsim.libraries import brief
 from fedsim.records import Batch, Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
 from fedsim.task import Task
+from fedsim.testing.examples import device_of_tests
 from fedsim.testing.watching import frozen, same, watched
 
 CLIENTS = 3
@@ -131,8 +132,9 @@ def _loss(task: Task) -> Iterator[str]:
     if inspect.ismethod(loss) or getattr(loss, "__closure__", None):
         yield "loss: a method or a closure; write a plain function, as adversaries get it"
         return
-    module = task.module().eval()
-    (batch,) = _batch(task, size=2)
+    device = device_of_tests()
+    module = task.module().eval().to(device)
+    batch = _batch(task, size=2)[0].to(device)
 
     def of(rows: slice) -> Tensor:
         lengths = None if batch.lengths is None else batch.lengths[rows]
@@ -174,7 +176,7 @@ def _twice(task: Task, module: nn.Module, batch: Batch) -> Iterator[str]:
 
 
 def _utility(task: Task) -> Iterator[str]:
-    module = task.module().train()
+    module = task.module().train().to(device_of_tests())
     before = frozen(dict(module.state_dict()))
     for client in (None, 0):
         found = task.evaluate(module, client)

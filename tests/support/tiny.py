@@ -13,6 +13,7 @@ from fedsim.engine.inline import InlineGrid
 from fedsim.federation.client import UPDATE_KEY
 from fedsim.scenario import Scenario
 from fedsim.seeds import derive, reseed
+from fedsim.testing.examples import device_of_tests
 
 TASK = {"data": "digits", "model": "cnn", "test_examples": 20}
 TRAINING = {
@@ -27,14 +28,18 @@ TRAINING = {
 def scenario(**changes: Any) -> Scenario:
     """Six clients, four a round, two rounds, LLG on all; tables are merged with these.
 
-    Adversaries run in the process that attacks; `tests/isolation` has those that do not.
+    Adversaries run in the process that attacks; `tests/isolation` has those that do not. What runs
+    in this process computes on the device of FEDSIM_TEST_DEVICE, if it is set.
     """
+    engine = changes.get("engine", {"workers": 1})
+    if engine.get("name", "inline") == "inline" and engine.get("workers") == 1:
+        engine = {"device": device_of_tests("auto"), **engine}
     table: dict[str, Any] = {
         "name": "tiny",
         "seed": 3,
         "adversaries": [{"name": "llg"}],
-        "engine": {"workers": 1},
         **changes,
+        "engine": engine,
         "threat": {"isolation": "none", **changes.get("threat", {})},
         "task": {**TASK, **changes.get("task", {})},
         "training": {**TRAINING, **changes.get("training", {})},

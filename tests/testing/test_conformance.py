@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from pydantic import PrivateAttr
+from support.tiny import scenario
 from torch import nn
 
 from fedsim import testing
@@ -21,6 +22,18 @@ from fedsim.testing import metrics
 from fedsim.testing.metrics import metric_complaints, true_claim
 
 SPEAKERS = Speech(clients=2, speakers=24, utterances=4, auxiliary_fraction=0.5)
+
+
+def test_tests_compute_where_the_environment_says(monkeypatch):
+    monkeypatch.delenv("FEDSIM_TEST_DEVICE", raising=False)
+    assert (testing.job().device, scenario().engine.device) == (torch.device("cpu"), "auto")
+    monkeypatch.setenv("FEDSIM_TEST_DEVICE", "cuda:1")
+    assert (testing.job().device, scenario().engine.device) == (torch.device("cuda:1"), "cuda:1")
+    assert scenario(engine={"workers": 1, "vectorize": 2}).engine.device == "cuda:1"
+    # A test's own device counts more, and Ray and Flower have their workers on theirs.
+    assert scenario(engine={"workers": 1, "device": "cpu"}).engine.device == "cpu"
+    for elsewhere in ({"name": "ray", "workers": 1}, {"workers": 2}, {"name": "flower"}):
+        assert scenario(engine=elsewhere).engine.device == "auto"
 
 
 @pytest.mark.parametrize("name", [n for n in installed() if n not in ("lpips", "speaker_top5")])

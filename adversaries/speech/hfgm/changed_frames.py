@@ -153,7 +153,7 @@ class ChangedFrames:
         ends = frames - (rows >= 0).flip(1).int().argmax(dim=1)
         times = torch.arange(frames, device=begins.device)
         counts = (begins == times[:, None]).sum(dim=1).tolist()
-        beginning = begins.argsort(stable=True).split(counts)
+        beginning = torch.split(begins.argsort(stable=True), counts)
         going = rows.new_zeros(0)
         now = states[:, 0].new_zeros(2, 0, states.shape[2])
         for t, new in enumerate(beginning):

@@ -138,6 +138,6 @@ def _distance_to(
     def distance(contexts: Tensor, labels: Tensor) -> float:
         ours = own.gradient(contexts[None], labels[None].to(device), at="context", names=theirs)
         apart = [(one - theirs[k]).square().sum() for k, one in ours.items()]
-        return sum(torch.stack(apart).tolist()) / whole
+        return float(sum(torch.stack(apart).tolist()) / whole)
 
     return distance
