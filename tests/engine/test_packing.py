@@ -1,5 +1,6 @@
 """How many clients a GPU trains at once follows from the memory of one, as if there were a GPU."""
 
+import re
 import tomllib
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ from support.tiny import scenario
 
 from fedsim.engine import packing
 from fedsim.engine.packing import packed
-from fedsim.engine.simulate import simulate
+from fedsim.engine.simulate import _settled, simulate
 from fedsim.errors import ScenarioError
 from fedsim.scenario import Scenario
 from fedsim.training.together import train_together
@@ -111,3 +112,19 @@ def test_without_a_gpu_here_it_says_so(monkeypatch):
 def test_on_a_cpu_it_is_none_and_the_run_folder_says_so(tmp_path):
     simulate(run(clients=6, adversaries=[]), tmp_path)
     assert tomllib.loads((tmp_path / "scenario.toml").read_text())["engine"]["vectorize"] == 0
+
+
+def test_a_resumed_run_keeps_the_number_that_its_first_part_measured(tmp_path, monkeypatch):
+    asked = run(clients=6, adversaries=[])
+    simulate(asked, tmp_path)
+    monkeypatch.setattr("fedsim.engine.simulate.packed", lambda scenario: 5)  # another card
+    settled = [
+        _settled(asked, tmp_path, resume=resume).engine.vectorize for resume in (True, False)
+    ]
+    assert settled == [0, 5]
+    simulate(asked, tmp_path, resume=True)
+    written = tmp_path / "scenario.toml"
+    assert tomllib.loads(written.read_text())["engine"]["vectorize"] == 0
+    # What counts is what the run folder states, not what this machine would come to.
+    written.write_text(re.sub(r"vectorize = 0", "vectorize = 3", written.read_text()))
+    assert _settled(asked, tmp_path, resume=True).engine.vectorize == 3

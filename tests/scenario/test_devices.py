@@ -86,13 +86,13 @@ def test_ray_cannot_choose_a_gpu_where_the_device_is_named(gpu, device):
 def test_the_run_keeps_its_device_when_it_is_resumed(tmp_path, monkeypatch):
     simulate(scenario(engine={"device": "cpu", "workers": 1}), tmp_path / "run")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    found = []
+    asked, found = scenario(engine={"device": "auto", "workers": 1}), list[str]()
     with monkeypatch.context() as patch:
         patch.setattr("torch.cuda.is_available", lambda: True)
         from fedsim.engine.simulate import _settled
 
         found += [
-            _settled(scenario(), tmp_path / "run", resume=resume).engine.device
+            _settled(asked, tmp_path / "run", resume=resume).engine.device
             for resume in (True, False)
         ]
     assert found == ["cpu", "cuda"]
