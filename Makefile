@@ -33,7 +33,7 @@ format: $(VENV)/.dev  ## put formatting and imports right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.base  ## tables and plots of docs/performance.md, in about a quarter of an hour
+bench: $(VENV)/.base  ## tables and plots of docs/performance.md, in 15 to 45 minutes
 	$(BIN)/python benchmarks/performance.py
 	$(BIN)/python benchmarks/watching.py
 
