@@ -66,8 +66,10 @@ $(VENV)/bin/pip:
 
 $(VENV)/.base: $(VENV)/bin/pip pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m compileall -q fedsim adversaries defenses
 	touch $@
 
 $(VENV)/.dev: $(VENV)/bin/pip pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m compileall -q fedsim adversaries defenses
 	touch $@ $(VENV)/.base
