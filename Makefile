@@ -5,6 +5,7 @@ PYTHON ?= python3
 PYTEST ?= --numprocesses 2 --dist loadfile --max-worker-restart 0
 VENV := .venv
 BIN := $(VENV)/bin
+GPU_TESTS := $(addprefix tests/,adversaries defenses engine gradients metrics tasks testing training)
 CODE := fedsim adversaries defenses tests benchmarks examples
 
 export OMP_NUM_THREADS ?= 1
@@ -42,10 +43,10 @@ chaos: $(VENV)/.dev  ## faults at random moments and fuzzers, about four hours; 
 	FEDSIM_FUZZ=2000 $(BIN)/python -m pytest --timeout 7200 tests/fuzz
 	$(BIN)/python benchmarks/soak.py
 
-gpu: $(VENV)/.dev  ## tests and a benchmark on a GPU; without one, the benchmark with tiny models
-	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-	  FEDSIM_TEST_DEVICE=cuda $(BIN)/python -m pytest $(PYTEST) tests/adversaries tests/defenses \
-	    tests/engine tests/gradients tests/metrics tests/tasks tests/testing tests/training; fi
+gpu: $(VENV)/.dev  ## tests and a benchmark on a GPU; without one, the tests are only found, and the models tiny
+	if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+	then FEDSIM_TEST_DEVICE=cuda $(BIN)/python -m pytest $(PYTEST) $(GPU_TESTS); \
+	else FEDSIM_TEST_DEVICE=cpu $(BIN)/python -m pytest --collect-only -qq $(GPU_TESTS) > /dev/null; fi
 	$(BIN)/python benchmarks/gpu.py
 
 lowest: $(VENV)/.dev  ## the tests with the lowest versions that pyproject.toml allows, in build/lowest
