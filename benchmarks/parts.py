@@ -35,7 +35,7 @@ class Part:
     heads: Sequence[str]
     rows: list[list[Any]]
     draw: Callable[[Axes], None]
-    where: str = field(default_factory=lambda: machine())
+    where: str = field(default_factory=machine)
 
     def table(self) -> str:
         """As Markdown, with the machine below it."""
@@ -45,6 +45,7 @@ class Part:
 
 
 def cell(value: Any) -> str:
+    """A value as it stands in a table."""
     if isinstance(value, int) or (isinstance(value, float) and value >= 1000):
         return f"{value:,.0f}"
     return f"{value:.3g}" if isinstance(value, float) else str(value)

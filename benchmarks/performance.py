@@ -179,7 +179,7 @@ def start() -> Part:
                     check=True,
                 )
             took[name].append(float(said.stdout.split()[-1]))
-    beside = [ours - torch for torch, ours in zip(*took.values(), strict=True)]
+    beside = [ours - alone for alone, ours in zip(*took.values(), strict=True)]
     rows: list[list[Any]] = [[name, median(each), ""] for name, each in took.items()]
     rows.append(["the difference", median(beside), "≤ .8 s"])
     print("  ", rows, flush=True)

@@ -72,9 +72,13 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
+NO_MEMORY = "can't allocate memory"
+"""What PyTorch says where its machine has too little memory."""
+
+
 def memory_is_short(error: BaseException) -> bool:
     """Whether an error of Python, NumPy or PyTorch says that the machine (no GPU) has no memory."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or NO_MEMORY in str(error)
 
 
 def torchaudio() -> ModuleType | None:

@@ -299,12 +299,12 @@ class _Call:
         return time.perf_counter() - self.started
 
 
-TOO_LITTLE = (
+GPU_TOO_SMALL = (
     "the GPU has too little memory for this attack. Give attacks more of it "
     '(engine.gpus_per_attack = 1), or a CPU (engine.device = "cpu")'
 )
 
-NO_MEMORY = (
+MACHINE_TOO_SMALL = (
     "its machine has too little memory for this attack. Lower engine.attack_workers, "
     "engine.workers or training.batch_size"
 )
@@ -319,9 +319,9 @@ def _ending(reason: BaseException) -> tuple[Status, str]:
     if isinstance(reason, AttackTimeout | Alarm):
         return "timeout", str(reason)
     if isinstance(reason, torch.OutOfMemoryError):
-        return "failed", f"{TOO_LITTLE}: {brief(reason)}"
+        return "failed", f"{GPU_TOO_SMALL}: {brief(reason)}"
     if isinstance(reason, IsolatedFailure):
         return "failed", str(reason)
     if memory_is_short(reason):
-        return "failed", f"{NO_MEMORY}: {brief(reason)}"
+        return "failed", f"{MACHINE_TOO_SMALL}: {brief(reason)}"
     return "failed", f"{type(reason).__name__}: {reason}"

@@ -117,9 +117,10 @@ def knock(address: str) -> str:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
+        stale = "unset RAY_ADDRESS, " if named.endswith("(RAY_ADDRESS)") else ""
         raise EngineError(
-            f"Ray cannot be reached at engine.address = {named}: {error}. "
-            "Start it there (ray start --head), state another HOST:PORT, or leave out the address"
+            f"Ray cannot be reached at engine.address = {named}: {error}. Start it there (ray "
+            f"start --head), {stale}state another HOST:PORT, or leave out the address"
         ) from error
     return joined
 

@@ -28,17 +28,17 @@ RAISED = 2
 UPDATE_KEY = "fedsim.update"
 """Key of a reply's record that describes its arrays, a `Meaning`."""
 
-TOO_LITTLE = (
+GPU_TOO_SMALL = (
     "the GPU has too little memory to train this client. Lower training.batch_size, let fewer "
     'workers share a GPU (engine.gpus_per_client = 1), or set engine.device = "cpu"'
 )
 """What the error of a client that ran out of GPU memory begins with."""
 
-NO_MEMORY = (
+MACHINE_TOO_SMALL = (
     "its machine has too little memory to train this client. Lower training.batch_size, "
     "engine.workers or engine.attack_workers"
 )
-"""The same for the memory of the machine."""
+"""What the error of a client that ran out of the memory of its machine begins with."""
 
 CLIENT_KEY = "fedsim.client"
 """Key of a reply's record with the client's number, the rounds that its defenses remember, and
@@ -66,9 +66,9 @@ def answer(app: ClientApp, message: Message, context: Context) -> Message:
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, torch.OutOfMemoryError):
-            reason = f"{TOO_LITTLE}: {brief(error)}"
+            reason = f"{GPU_TOO_SMALL}: {brief(error)}"
         elif memory_is_short(error):
-            reason = f"{NO_MEMORY}: {brief(error)}"
+            reason = f"{MACHINE_TOO_SMALL}: {brief(error)}"
         return Message(Error(code=RAISED, reason=visible(reason)), reply_to=message)
 
 

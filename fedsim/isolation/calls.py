@@ -20,6 +20,7 @@ from fedsim.isolation import frames, process
 from fedsim.isolation.child import Call, Surroundings
 from fedsim.isolation.sending import models, named, pickled, sources, weights
 from fedsim.isolation.walls import Walls
+from fedsim.libraries import NO_MEMORY
 from fedsim.references import search_folders
 
 REPEATS = 2
@@ -190,6 +191,6 @@ def _error(content: bytes) -> Exception:
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, FedsimError):
             return known(text)
-    memory = "MemoryError" in kinds or "can't allocate memory" in text
+    memory = "MemoryError" in kinds or NO_MEMORY in text
     advice = ". Raise threat.memory_mb, the memory that it may use" if memory else ""
     return IsolatedFailure(f"{name}: {text}{advice}")

@@ -90,8 +90,9 @@ def test_auto_does_not_choose_among_clusters(machine):
     [
         (
             "localhost:1",
-            r"engine\.address = auto, which is [\d.]+:1 \(RAY_ADDRESS\): .*refused.*\. "
-            r"Start it there \(ray start --head\), state another HOST:PORT",
+            r"engine\.address = auto, which is [\d.]+:1 \(RAY_ADDRESS\): "
+            r".*(refused|timed out).*\. "
+            r"Start it there \(ray start --head\), unset RAY_ADDRESS, state another HOST:PORT",
         ),
         ("local", 'RAY_ADDRESS, which is "local" and no cluster'),
         ("ray://192.0.2.1:10001", "RAY_ADDRESS = ray://.*not supported"),

@@ -299,10 +299,23 @@ def test_without_an_address_a_run_keeps_to_itself_beside_a_cluster(head, tmp_pat
     assert done.returncode == 0, done.stderr
 
 
-def test_auto_joins_the_cluster_that_ray_address_states(head, tmp_path):
+SAYS_WHAT_IT_JOINS = """
+import sys, ray
+from fedsim import cli
+init = ray.init
+def said(**options):
+    print("joins", options["address"])
+    return init(**options)
+ray.init = said
+sys.exit(cli.main())
+"""
+
+
+def test_auto_joins_the_cluster_of_this_machine(head, tmp_path):
     settings = ("engine.address=auto", "engine.workers=1")
-    done = run_scenario(tmp_path / "run", *settings, RAY_ADDRESS=head)
+    done = run_scenario(tmp_path / "run", *settings, code=SAYS_WHAT_IT_JOINS, RAY_ADDRESS=head)
     assert done.returncode == 0, done.stderr
+    assert f"joins {cluster._reachable(head)}" in done.stdout
     assert cluster._reachable(head) in cluster._running()
 
 

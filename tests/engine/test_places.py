@@ -151,9 +151,11 @@ def test_an_attack_whose_worker_ray_ended_for_memory_says_what_to_lower(monkeypa
     get, run = ray.get, scenario()
     executor = RayExecutor(AttackRunner(build(run)), 1, 0.0)
     monkeypatch.setattr(ray, "get", ends)
-    executor.submit([[Attack(intercepted(run, 0), 0, 1.0)]])
-    (outcome,) = executor.collect(wait=True)
-    executor.cancel()
+    try:
+        executor.submit([[Attack(intercepted(run, 0), 0, 1.0)]])
+        (outcome,) = executor.collect(wait=True)
+    finally:
+        executor.cancel()
     for row in outcome.findings:
         assert row.error == (
             "its machine has too little memory for this attack. Lower engine.attack_workers, "

@@ -112,16 +112,20 @@ class Rubbish(Adversary):
 
 
 class Sleeper(Adversary):
-    """Never ends: reports progress for ever, is deaf, or cannot even be interrupted."""
+    """Never ends: reports progress for ever, is deaf, or cannot even be interrupted.
+
+    If it names a file, it waits until that is there.
+    """
 
     name: ClassVar[str] = "sleeper"
     needs: ClassVar[Knowledge] = Knowledge.HEAD_GRADIENT
     recovers: ClassVar[frozenset[str]] = LABELS
 
     how: Literal["reports", "deaf", "catches"] = "reports"
+    until: str = ""
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
-        while True:
+        while not (self.until and Path(self.until).exists()):
             try:
                 time.sleep(0.02)
             except Exception:
@@ -129,6 +133,7 @@ class Sleeper(Adversary):
                     raise
             if self.how == "reports":
                 job.progress(0, 0.0)
+        return Reconstruction(label_counts={0: 1})
 
 
 class Deadly(Adversary):

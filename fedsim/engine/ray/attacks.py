@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from fedsim.attacking.attack import (
-    NO_MEMORY,
+    MACHINE_TOO_SMALL,
     Attack,
     AttackRunner,
     GroupFailed,
@@ -216,7 +216,7 @@ class RayExecutor:
                     # What Ray raises is of both kinds, and holds the worker's own exception.
                     outcomes = self._again(running, str(wrapped.args[0]))
                 except RayError as error:
-                    outcomes = self._lost(running, session.died(error, NO_MEMORY))
+                    outcomes = self._lost(running, session.died(error, MACHINE_TOO_SMALL))
                 self._fill()
                 yield from outcomes
             yield from self._overdue()

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 import torch
 from flwr.app import Error, Message, RecordDict
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
 from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.executor import Observer
@@ -23,7 +23,7 @@ from fedsim.errors import EngineError
 from fedsim.federation import federate
 from fedsim.federation.arrays import bytes_of
 from fedsim.federation.client import answers
-from fedsim.federation.grid import NO_MEMORY, RAISED, LocalGrid
+from fedsim.federation.grid import MACHINE_TOO_SMALL, RAISED, LocalGrid
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
@@ -150,7 +150,7 @@ class RayGrid(LocalGrid):
     def _again(self, index: int, message: Message) -> tuple[Message, RecordDict]:
         """Send a message alone, to a new worker if the old one has died."""
         context = self.contexts[message.metadata.dst_node_id]
-        tries = 0
+        tries, last = 0, RayError()
         while tries < 2:
             actor = self._pool[index]
             try:
@@ -162,10 +162,12 @@ class RayGrid(LocalGrid):
                 failure = Error(code=RAISED, reason=f"{type(cause).__name__}: {cause}")
                 return Message(failure, reply_to=message), context.state
             except RayError as error:
-                last, tries = error, tries + 1
+                tries += 1
+                if not isinstance(last, OutOfMemoryError):  # which says more than what came of it
+                    last = error
                 if self._pool[index] is actor:
                     self._pool[index] = self._new()
-        reason = session.died(last, NO_MEMORY)
+        reason = session.died(last, MACHINE_TOO_SMALL)
         return Message(Error(code=RAISED, reason=reason), reply_to=message), context.state
 
 

@@ -14,7 +14,8 @@ def found_cluster() -> tuple[str, str]:
 
     It is that of RAY_ADDRESS, or else of the only cluster with a node on this machine, or of the
     last one that `ray start` started or joined. A session that fedsim started for one run, which
-    Ray would join as well, is none.
+    Ray would join as well, is none; it is known by its temporary folder, if that path is short
+    enough for Ray to use it.
 
     Returns:
         The address that Ray would connect to, and where it is stated.
@@ -38,7 +39,7 @@ def found_cluster() -> tuple[str, str]:
     if running:
         raise EngineError(
             f'engine.address = "auto", and this machine has nodes of {len(running)} Ray clusters: '
-            f"{', '.join(sorted(running))}. State one of them"
+            f"{', '.join(sorted(running))}. State one of them as engine.address"
         )
     raise EngineError(
         'engine.address = "auto", and Ray finds no node on this machine. Start one (ray '
@@ -61,4 +62,8 @@ def _running() -> set[str]:
 def _reachable(address: str) -> str:
     """The address with this machine's own in place of loopback, which Ray does not connect to."""
     host, _, port = address.rpartition(":")
-    return f"{services.resolve_ip_for_localhost(host)}:{port}" if host else address
+    stated = host.strip("[]")
+    own = services.resolve_ip_for_localhost(stated) if stated else stated
+    if own == stated:
+        return address
+    return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"

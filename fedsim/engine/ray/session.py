@@ -55,7 +55,7 @@ def start_session(settings: Engine, clients: int, attackers: int) -> Engine:
     needs = _needs(settings, clients, attackers)
     address = knock(settings.address)
     ours = _OURS.get(os.getpid()) if ray.is_initialized() else None
-    if ours is not None and (ours != settings.address or (not ours and _short_of(needs))):
+    if ours is not None and (ours != address or (not ours and _short_of(needs))):
         _end_session()  # that of an earlier run, elsewhere or too small for this one
     if not ray.is_initialized():
         _start(settings, needs["CPU"], address)
@@ -213,7 +213,7 @@ def _start(settings: Engine, cpus: float, address: str) -> None:
             ray.init(**options)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, ours)  # Ray's own leaves at once, without a report
-        _OURS[os.getpid()] = settings.address
+        _OURS[os.getpid()] = address
     except Exception as error:  # Ray raises that very class where its node takes over 30 s to start
         where = address or "a local session"
         reason = " ".join(str(error).split()).rstrip(".")
