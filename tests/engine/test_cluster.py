@@ -315,8 +315,10 @@ def test_auto_joins_the_cluster_of_this_machine(head, tmp_path):
     settings = ("engine.address=auto", "engine.workers=1")
     done = run_scenario(tmp_path / "run", *settings, code=SAYS_WHAT_IT_JOINS, RAY_ADDRESS=head)
     assert done.returncode == 0, done.stderr
-    assert f"joins {cluster._reachable(head)}" in done.stdout
-    assert cluster._reachable(head) in cluster._running()
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("joins ")]
+    joined = said.partition(" ")[2]
+    assert joined in cluster._running()
+    assert joined.rpartition(":")[2] == head.rpartition(":")[2]
 
 
 def test_a_worker_of_another_version_is_one_clear_error(head, tmp_path):
