@@ -1,15 +1,19 @@
 """The smallest federation that still trains on real images, and one client of it, asked alone."""
 
 import csv
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import Tensor
 
 from fedsim.engine.inline import InlineGrid
+from fedsim.engine.simulate import simulate
+from fedsim.errors import EngineError
 from fedsim.federation.client import UPDATE_KEY
 from fedsim.scenario import Scenario
 from fedsim.seeds import derive, reseed
@@ -139,3 +143,20 @@ def same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
 def weights(arrays: ArrayRecord) -> dict[str, Tensor]:
     """An ArrayRecord as tensors."""
     return {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
+
+
+def leads_nowhere(address: str, said: str, folder: Path) -> None:
+    """Expect a run at an address without a Ray cluster to end soon, in a sentence, with no folder.
+
+    Args:
+        address: `engine.address`.
+        said: A pattern that the error matches.
+        folder: The run folder.
+    """
+    nowhere = scenario(engine={"name": "ray", "workers": 2, "address": address})
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=said) as error:
+        simulate(nowhere, folder)
+    assert "\n" not in str(error.value)
+    assert time.monotonic() - began < 20
+    assert not folder.exists()
