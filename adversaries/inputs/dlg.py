@@ -167,10 +167,10 @@ class DLG(InputMatching):
         return found
 
     def at_once(self, seen: Observation) -> int:
-        """Victims whose curvature fits into `MEMORY`."""
+        """Victims whose passes fit into `HELD`, and whose curvature into `MEMORY`."""
         coordinates = math.prod(seen.spec.input_shape or ()) + seen.spec.classes
         pairs = 2 * self.history * int(seen.know(Knowledge.BATCH_SIZE)) * coordinates
-        return max(1, MEMORY // (8 * pairs))
+        return min(super().at_once(seen), max(1, MEMORY // (8 * pairs)))
 
     def match(
         self,

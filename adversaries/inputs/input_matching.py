@@ -11,7 +11,7 @@ from torch import Tensor
 from adversaries.inputs.known_features import KnownBatch
 from fedsim import Knowledge, Observation, Reconstruction, Requirement, VictimModel
 from fedsim.adversary import Adversary, Job, Source
-from fedsim.gradients import Comparison, Match, Problem, in_groups, local_steps
+from fedsim.gradients import Comparison, Match, Problem, in_groups, kept_values, local_steps
 from fedsim.gradients.problem import unmatched_patterns
 
 SENT = (
@@ -26,6 +26,13 @@ TRAINED = (
     Requirement("dropout", "the masks are not known", most=0),
 )
 """What matching requires of the model in training."""
+
+HELD = 4 * 2**30
+"""Bytes that the passes of one optimisation may hold, for all its victims together. The same on all
+machines, because results depend by rounding on which victims are attacked together."""
+
+COPIES = 8
+"""How often second derivatives hold the values of a gradient and those that a pass keeps."""
 
 POOLED = Requirement("max_pooling", "no derivative shows which pixel a window takes", most=0)
 """What matching by second derivatives requires of the model."""
@@ -142,9 +149,23 @@ class InputMatching(Adversary):
         """Local steps to simulate, and their learning rate; 1 and 0 where there is none."""
         return 1, 0.0
 
+    def passes(self, seen: Observation) -> int:
+        """Passes of a victim that one evaluation of the objective holds."""
+        return self.training(seen)[0]
+
     def at_once(self, seen: Observation) -> int:
-        """The largest number of victims in one optimisation."""
-        return self.group
+        """The largest number of victims in one optimisation: those whose passes fit into `HELD`.
+
+        Second derivatives hold the gradient and what a pass keeps six to eight times (measured on
+        a ResNet-18 with one to sixteen images of 64 x 64 and 224 x 224 pixels).
+        """
+        model, spec = seen.know(Knowledge.MODEL), seen.spec
+        examples = int(seen.know(Knowledge.BATCH_SIZE))
+        weights = sum(weight.numel() for weight in model.parameters().values())
+        kept = examples * kept_values(model, spec.input_shape or (), spec.classes)
+        size = getattr(torch, self.precision).itemsize
+        held: int = size * COPIES * self.passes(seen) * (weights + kept)
+        return min(self.group, max(1, HELD // held))
 
     def notes(self, match: Match, seen: Observation) -> dict[str, Any]:
         """Further diagnostics of a match."""

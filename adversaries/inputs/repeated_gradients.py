@@ -122,6 +122,10 @@ class RepeatedGradients(InputMatching):
         """Victims in one optimisation also share the models of the earlier rounds."""
         return tuple(_digest(one.know(Knowledge.MODEL)) for one in _earlier(seen))
 
+    def passes(self, seen: Observation) -> int:
+        """One at the model of each round."""
+        return 1 + len(_earlier(seen))
+
     def match(
         self,
         problem: Problem,

@@ -18,6 +18,7 @@ sequences       gradient matching of a decoded sequence as an objective
 ctc             CTC loss that can be differentiated twice
 descent         optimizers for many independent problems at a time
 compiling       an objective with its gradient as a compiled graph
+memory          what a pass keeps for its derivatives
 matching        the matching loop, for many victims and restarts at a time
 """
 
@@ -47,6 +48,7 @@ from fedsim.gradients.head import (
     with_two_rows,
 )
 from fedsim.gradients.matching import Checks, Match, Restarts, Rules, minimise
+from fedsim.gradients.memory import kept_values
 from fedsim.gradients.problem import DISTANCES, Comparison, Problem, claim_labels, in_groups
 from fedsim.gradients.rank import (
     filled_sides,
@@ -106,6 +108,7 @@ __all__ = [
     "head_passes",
     "in_groups",
     "keep_labels",
+    "kept_values",
     "l1_l2_distance",
     "layer_calls",
     "layer_rows",

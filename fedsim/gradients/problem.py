@@ -292,7 +292,7 @@ def in_groups(
     """
     found: dict[int, Reconstruction] = {}
     for group in alike(models, keys):
-        width = most(group[0]) if most else len(group)
+        width = most(group[0]) if most and len(group) > 1 else len(group)
         for at in range(0, len(group), width):
             some = group[at : at + width]
             found |= dict(zip(some, attack(some), strict=True))

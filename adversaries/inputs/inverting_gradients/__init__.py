@@ -129,6 +129,10 @@ class InvertingGradients(InputMatching):
         more = Knowledge.LOCAL_STEPS | Knowledge.LEARNING_RATE
         return super().requires() | (more if self.unroll is True else Knowledge(0))
 
+    def passes(self, seen: Observation) -> int:
+        """Those of all steps, of all starts."""
+        return (1 + self.restarts) * super().passes(seen)
+
     def training(self, seen: Observation) -> tuple[int, float]:
         """Local steps to simulate, and their learning rate; 1 and 0 where there is none.
 

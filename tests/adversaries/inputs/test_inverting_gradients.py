@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from adversaries import InvertingGradients
+from adversaries.inputs import input_matching
 from fedsim import testing
 from fedsim.errors import NotGranted
-from fedsim.gradients import to_gradient, unrolled_gradient
+from fedsim.gradients import kept_values, to_gradient, unrolled_gradient
 from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS
 from fedsim.records import Observation, Reconstruction, Spec, Truth, Update
@@ -139,6 +140,31 @@ def test_many_at_once_are_as_one_by_one():
         assert alone.objective == pytest.approx(claimed.objective, rel=1e-6)
         for one, other in zip(alone.inputs, claimed.inputs, strict=True):
             assert torch.allclose(one, other, atol=1e-4)
+
+
+def test_victims_whose_passes_do_not_fit_into_memory_together_are_attacked_apart(monkeypatch):
+    cases = [case("lenet-sigmoid", seed=seed) for seed in (1, 2, 3)]
+    model = cases[0][0].model
+    weights = sum(weight.numel() for weight in model.parameters().values())
+    kept = kept_values(model, SPEC.input_shape, SPEC.classes)
+    attack = InvertingGradients(iterations=20, restarts=1, precision="float64")
+    assert attack.at_once(cases[0][0]) == attack.group
+    # 8 bytes, held 8 times for each of 2 starts: two victims and a half.
+    monkeypatch.setattr(input_matching, "HELD", 320 * (weights + kept))
+    assert attack.at_once(cases[0][0]) == 2
+    sizes, match = [], InvertingGradients.match
+
+    def counted(self, problem, jobs, *args):
+        sizes.append(len(jobs))
+        return match(self, problem, jobs, *args)
+
+    monkeypatch.setattr(InvertingGradients, "match", counted)
+    jobs = [testing.job(seed=seed) for seed in range(3)]
+    found = attack.reconstruct_many([seen for seen, _ in cases], jobs)
+    assert sizes == [2, 1]
+    for seed, ((seen, _), claimed) in enumerate(zip(cases, found, strict=True)):
+        alone = attack.reconstruct(seen, testing.job(seed=seed))
+        assert alone.objective == pytest.approx(claimed.objective, rel=1e-6)
 
 
 def test_inputs_stay_in_a_range_of_their_own():
