@@ -72,7 +72,7 @@ def check_address(address: str, key: str = "engine.address") -> None:
     Raises:
         EngineError: It has another form.
     """
-    if address in ("", "auto", "local"):
+    if address in ("", "auto"):
         return
     expected = (
         'expected HOST:PORT, the address that "ray start --head" prints (its port is 6379 by '
@@ -91,7 +91,7 @@ def check_address(address: str, key: str = "engine.address") -> None:
 
 
 def knock(address: str) -> str:
-    """Check that a Ray cluster accepts connections; Ray itself would try for minutes.
+    """Check that a Ray cluster answers; Ray itself would try for minutes.
 
     Args:
         address: `engine.address`.
@@ -101,7 +101,7 @@ def knock(address: str) -> str:
 
     Raises:
         EngineError: The address has another form than HOST:PORT, "auto" leads to no cluster, or
-            nothing accepts connections there within 5 s.
+            no Ray cluster accepts connections there, or answers, within 5 s.
     """
     check_address(address)
     joined, named = address, address
@@ -122,6 +122,9 @@ def knock(address: str) -> str:
             f"Ray cannot be reached at engine.address = {named}: {error}. Start it there (ray "
             f"start --head), {stale}state another HOST:PORT, or leave out the address"
         ) from error
+    from fedsim.engine.ray.cluster import check_head
+
+    check_head(joined, named)
     return joined
 
 

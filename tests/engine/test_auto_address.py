@@ -1,6 +1,9 @@
 """`engine.address = "auto"` leads to a cluster that answers, or to an error within seconds."""
 
+import contextlib
+import socket
 import sys
+import threading
 from types import SimpleNamespace
 
 import psutil
@@ -103,6 +106,25 @@ def test_a_ray_address_that_leads_to_no_cluster_is_refused_within_seconds(
 ):
     monkeypatch.setenv("RAY_ADDRESS", stated)
     leads_nowhere("auto", said, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("greets", [True, False])
+def test_a_port_of_another_program_is_refused_within_seconds(greets, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = "127.0.0.1:{1}".format(*other.getsockname())
+
+        def answer():
+            while greets:
+                with contextlib.suppress(OSError):
+                    caller, _ = other.accept()
+                    caller.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+                    caller.close()
+                if other.fileno() < 0:
+                    return
+
+        threading.Thread(target=answer, daemon=True).start()
+        leads_nowhere(address, f"at engine.address = {address}, but no Ray", tmp_path / "nowhere")
+        other.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Ray's sessions are tested on POSIX")

@@ -223,6 +223,7 @@ def test_a_client_that_kills_its_worker_is_named_and_the_others_go_on(tmp_path):
         ("127.0.0.1:1", r"cannot be reached at engine\.address = 127\.0\.0\.1:1: .*refused"),
         ("no-such-host.invalid:6379", r"cannot be reached at engine\.address = no-such-host"),
         ("127.0.0.1", r"engine\.address = 127\.0\.0\.1: expected HOST:PORT"),
+        ("local", r"engine\.address = local: expected HOST:PORT"),
         ("127.0.0.1:99999", "expected HOST:PORT"),
         ("my head:6379", "expected HOST:PORT"),
         ("127.0.0.1:²", "expected HOST:PORT"),

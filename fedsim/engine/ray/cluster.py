@@ -1,12 +1,31 @@
-"""The Ray cluster that `engine.address = "auto"` means, without asking it anything."""
+"""The Ray cluster that `engine.address` means, and whether it is one."""
 
 import os
 
+import grpc
 import psutil
 from ray._private import services
+from ray.core.generated.gcs_service_pb2 import (  # type: ignore[attr-defined]
+    CheckAliveRequest,
+)
+from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+try:
+    from ray._private.grpc_utils import init_grpc_channel
+except ImportError:  # older versions of Ray
+    from ray._private.utils import (  # type: ignore[attr-defined, no-redef]
+        init_grpc_channel,
+    )
 
 from fedsim.errors import EngineError
 from fedsim.temporary import RAY
+
+SILENT = (
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+"""What a call ends with where no Ray cluster answers."""
 
 
 def found_cluster() -> tuple[str, str]:
@@ -46,6 +65,30 @@ def found_cluster() -> tuple[str, str]:
         "start --head, or ray start --address=HEAD:6379), state HOST:PORT of the head, or leave "
         "out the address"
     )
+
+
+def check_head(address: str, named: str) -> None:
+    """Check that a Ray cluster's head answers where something accepts connections.
+
+    Args:
+        address: HOST:PORT.
+        named: What the error calls it.
+
+    Raises:
+        EngineError: Something else accepts them, or there is no answer within 5 s.
+    """
+    channel = init_grpc_channel(address, options=[("grpc.enable_http_proxy", 0)])
+    try:
+        NodeInfoGcsServiceStub(channel).CheckAlive(CheckAliveRequest(), timeout=5)  # type: ignore[no-untyped-call]
+    except grpc.RpcError as error:
+        if error.code() in SILENT:
+            raise EngineError(
+                f"something accepts connections at engine.address = {named}, but no Ray "
+                "cluster's head answers there. State the HOST:PORT that `ray start --head` prints "
+                "(its port is 6379 by default; the dashboard's and Ray Client's are others)"
+            ) from error
+    finally:
+        channel.close()
 
 
 def _running() -> set[str]:

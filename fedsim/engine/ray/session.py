@@ -13,7 +13,6 @@ import psutil
 import ray
 import torch
 from ray._private import state
-from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -91,15 +90,17 @@ def start_session(settings: Engine, clients: int, attackers: int) -> Engine:
 
 def node_of(actor: Any) -> str | None:
     """The address of an actor's node; "" if it has none yet, None if the actor has ended."""
-    # `ray.util.state` asks the dashboard, which many clusters do not have, and `state.actors` shows
-    # the node that was asked last as the actor's, also while it waits there for a place.
-    stored = state.state.get_actor_info(actor._actor_id)
-    if stored is None:
+    # `ray.util.state` asks the dashboard, which many clusters do not have.
+    found = state.actors(actor._actor_id.hex())
+    if not found:
         return ""
-    found = ActorTableData.FromString(stored)
-    if found.state == ActorTableData.DEAD:
+    if found["State"] == "DEAD":
         return None
-    return found.address.ip_address if found.address.worker_id else ""
+    # While an actor waits for a place, Ray shows the node that was asked last as its address.
+    address, port = found["Address"]["IPAddress"], found["Address"]["Port"]
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    asked = {(node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes}
+    return "" if (address, port) in asked else str(address)
 
 
 def no_place(what: str, number: int, cpus: float, gpus: float) -> EngineError:
