@@ -156,8 +156,8 @@ class InputMatching(Adversary):
     def at_once(self, seen: Observation) -> int:
         """The largest number of victims in one optimisation: those whose passes fit into `HELD`.
 
-        Second derivatives hold the gradient and what a pass keeps six to eight times (measured on
-        a ResNet-18 with one to sixteen images of 64 x 64 and 224 x 224 pixels).
+        Second derivatives hold the gradient and what a pass keeps up to eight times (measured on a
+        ResNet-18 with one to sixteen images of 64 x 64 and 224 x 224 pixels).
         """
         model, spec = seen.know(Knowledge.MODEL), seen.spec
         examples = int(seen.know(Knowledge.BATCH_SIZE))
