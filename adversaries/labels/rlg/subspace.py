@@ -20,6 +20,12 @@ Rank = Literal["gap", "tolerance", "oracle"]
 SKETCH = 64
 """Dimensions of the first random sketch. The second has four times as many; then all are used."""
 
+SUMS = 16
+"""Sums of rows that a sketch mixes, as a multiple of its dimensions."""
+
+LONGEST = 4
+"""Longest rows that it mixes as well, as a multiple of its dimensions."""
+
 BLOCK = 2**17
 """Entries that are converted to float64 at once: a megabyte, which fits the cache."""
 
@@ -133,8 +139,7 @@ def _spectrum(
         # The sketch must be wider than the rank; a wide one costs more than the whole matrix.
         if width > shortest / 2 or (known or 0) + 8 > width:
             continue
-        mix = torch.randn(len(weight), width, generator=rng, dtype=weight.dtype)
-        basis = torch.linalg.qr((weight.T @ mix.to(weight.device)).double()).Q
+        basis = torch.linalg.qr(_sketch(weight, width, rng).double()).Q
         parts = [part.double() @ basis for part in torch.split(weight, size)]
         projected = torch.cat(parts).cpu().numpy()
         values, vectors = _eigen(projected, floor)
@@ -146,6 +151,25 @@ def _spectrum(
         whole = np.linalg.qr(whole.T)[1].T
     values, vectors = _eigen(whole, floor)
     return whole, values, vectors
+
+
+def _sketch(weight: Tensor, width: int, rng: torch.Generator) -> Tensor:
+    """Random sums (d, width) of the rows of a gradient (C, d), which span them if that is enough.
+
+    Of many rows those that follow each other are first added up with random signs, which takes one
+    pass over the gradient. The longest rows, those of the labels, are mixed by themselves too: a
+    sum of two of them would leave their difference to the short rows, and to rounding.
+    """
+    together = len(weight) // (SUMS * width)
+    if together > 1:
+        whole = len(weight) // together * together
+        groups = weight[:whole].reshape(-1, together, weight.shape[1])
+        signs = torch.randint(2, (len(groups), 1, together), generator=rng).to(weight) * 2 - 1
+        longest = torch.linalg.vector_norm(weight, dim=1).topk(LONGEST * width).indices
+        sums = torch.bmm(signs, groups).squeeze(1)
+        weight = torch.cat([weight[longest], sums, weight[whole:]])
+    mix = torch.randn(len(weight), width, generator=rng, dtype=weight.dtype)
+    return weight.T @ mix.to(weight.device)
 
 
 def _eigen(matrix: Array, floor: float) -> tuple[Array, Array]:

@@ -192,6 +192,20 @@ def test_margins_are_lower_bounds_of_the_distance_to_the_cone():
         assert 0 < margin <= nnls(np.delete(q, c, axis=1), q[:, c])[1] + 1e-9
 
 
+@pytest.mark.parametrize("distinct", [True, False])
+def test_a_sketch_of_many_classes_keeps_the_rows_of_labels_that_follow_each_other(distinct):
+    rng = np.random.default_rng(0)
+    weight, labels = softmax_gradient(rng, 5000, 40, 128, peak=0.05, distinct=distinct)
+    first = np.argsort(~np.isin(np.arange(5000), labels), kind="stable")
+    weight = torch.from_numpy(weight[first])
+    found = leading(weight, "gap", torch.Generator(), label_count=None, tolerance=1e-5)
+    assert found.size == 40
+    exact = torch.linalg.svdvals(weight.double())[:40]
+    np.testing.assert_allclose(found.values[:40], exact, rtol=1e-10)
+    verdict = by_spanning(normalised(found.whitened), np.linalg.norm(found.whitened, axis=0))
+    assert verdict.accepted == set(range(len(set(labels.tolist()))))
+
+
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_projections_on_a_cone_agree_with_scipy(seed):
