@@ -73,12 +73,28 @@ def preflight(
         local_training(scenario, task, module, (), torch.Generator(), chain)
     cautions = too_many + task.cautions() + _small_batches(built) + Budget(built).cautions()
     cautions += check_probes(built) + attack_cautions(built)
+    if not nodes_decide:
+        cautions += _without_effect(scenario)
     if scenario.engine.vectorize and (nodes_decide or engine_name(scenario) == "flower"):
         cautions.append(
             "engine.vectorize has no effect: Flower asks for each client alone, and none trains "
             'with others. Set it to 0, or leave out engine.name = "flower"'
         )
     return built, cautions
+
+
+def _without_effect(scenario: Scenario) -> list[str]:
+    """A warning of stated workers, or an address, that the run's engine does not have."""
+    name, engine = engine_name(scenario), scenario.engine
+    stated = ["address"] * bool(engine.address)
+    stated += ["attack_workers"] * (engine.attack_workers not in ("auto", 1))
+    if name == "inline":
+        stated += ["workers"] * (engine.workers not in ("auto", 1))
+    if name == "ray" or not stated:
+        return []
+    keys = " and ".join(f"engine.{key} = {getattr(engine, key)}" for key in stated)
+    verb = "has" if len(stated) == 1 else "have"
+    return [f'{keys} {verb} no effect on engine "{name}". Set engine.name = "ray"']
 
 
 def _small_batches(built: BuiltRun) -> list[str]:

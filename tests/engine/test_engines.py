@@ -212,6 +212,7 @@ def test_a_client_that_kills_its_worker_is_named_and_the_others_go_on(tmp_path):
     assert {place for place, how in found.items() if how != {"ok"}} == {(2, "2", "llg")}
     errors = {row["error"] for row in rows(tmp_path) if row["status"] == "failed"}
     assert all("worker died" in error for error in errors)
+    assert all("or lower engine.workers" in error for error in errors)
 
 
 # --- an engine that cannot start --------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from support.tiny import rows, scenario
 
 from fedsim.engine.flower import _environment
+from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError
 
@@ -57,3 +58,26 @@ def test_a_sweep_over_what_all_points_share_says_that_it_has_no_effect(tmp_path)
     simulate(scenario(adversaries=[], training=few, sweep=sweep), tmp_path, observer=observer)
     (only,) = said
     assert only.startswith("sweep: engine.workers has no effect")
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({"name": "inline", "workers": 2}, 'engine.workers = 2 has no effect on engine "inline"'),
+        ({"workers": 1, "attack_workers": 3}, "engine.attack_workers = 3 has no effect"),
+        (
+            {"name": "flower", "workers": 2, "attack_workers": 2, "address": "10.0.0.1:6379"},
+            "engine.address = 10.0.0.1:6379 and engine.attack_workers = 2 have no effect",
+        ),
+        ({"workers": 2, "attack_workers": 2}, ""),
+        ({"name": "inline"}, ""),
+    ],
+)
+def test_workers_that_an_engine_does_not_have_are_named(engine, expected):
+    _, cautions = preflight(scenario(engine=engine))
+    if not expected:
+        assert cautions == []
+        return
+    (only,) = cautions
+    assert only.startswith(expected)
+    assert only.endswith('Set engine.name = "ray"')

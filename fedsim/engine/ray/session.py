@@ -138,7 +138,12 @@ def died(error: RayError, no_memory: str) -> str:
         no_memory: What to do if Ray ended the worker because its node was short of memory.
     """
     reason = f"its worker died: {type(error).__name__}"
-    return f"{no_memory}: {reason}" if isinstance(error, OutOfMemoryError) else reason
+    if isinstance(error, OutOfMemoryError):
+        return f"{no_memory}: {reason}"
+    return (
+        f"{reason}. It crashed, its node was lost, or the system killed it for want of memory: "
+        "see the kernel's log (dmesg), or lower engine.workers or engine.attack_workers"
+    )
 
 
 def _nodes() -> list[tuple[str, dict[str, float]]]:
