@@ -26,9 +26,11 @@ def diagnose(
         from fedsim.diagnosis.diagnose import diagnose as diagnose_run
         from fedsim.report import write_report
         from fedsim.report.diagnosis import FILE, explain
+        from fedsim.references import look_in
         from fedsim.runs.reading import printable
         from fedsim.scenario import AttackPlan
 
+        look_in([Path.cwd()])
         more = [AttackPlan(name=name).adversary("--adversary") for name in adversary or ()]
         table = diagnose_run(run, more, data=data or None, trust=trust)
         if (Path(run) / "report.html").is_file():

@@ -68,7 +68,8 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
         run: The run folder.
         adversaries: The adversaries; by default those that the run's scenario or `changes` name.
         changes: Tables `adversaries`, `threat`, `engine` and `metrics` instead of the run's own;
-            of a table, the keys that are left out stay as they were.
+            of a table, the keys that are left out stay as they were. `search_dirs` lists the
+            folders of modules that they name.
         task: What the clients trained, for a run of another Flower project whose task is not
             installed; by default it is made from the run's scenario.
         model: Makes the model of another Flower project whose clients revealed their examples

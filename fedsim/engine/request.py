@@ -8,10 +8,12 @@ from typing import Any
 
 from fedsim.errors import ScenarioError
 from fedsim.plugin import validated
+from fedsim.references import references
 from fedsim.results.loading import load
 from fedsim.runs.provenance import trained_by
 from fedsim.scenario import Scenario, locate, read_table
 from fedsim.scenario.dotted import assign, set_by
+from fedsim.scenario.files import search_dirs
 from fedsim.scenario.training import Training
 
 SECTIONS = ("adversaries", "threat", "engine", "metrics")
@@ -46,17 +48,21 @@ def changes_of(
         data: Folder of local data sets.
 
     Returns:
-        The changed tables by name, see `fedsim.engine.attack`. Keys that nothing changes are left
-        out, as a sweep may give them other values at its points.
+        The changed tables by name, see `fedsim.engine.attack`, and `search_dirs` if they name code.
+        Keys that nothing changes are left out, as a sweep may give them other values at its points.
 
     Raises:
-        ScenarioError: A key would change the training, which is recorded already.
+        ScenarioError: A key would change the training, which is recorded already; or a scenario
+            that a run wrote names code, and is not trusted.
         RunFolderError: The folder holds no run.
     """
     before = load(run, trust=trust, data=data).scenario.to_dict()
     now = copy.deepcopy({"metrics": [], **before})
+    folders = [*before.get("search_dirs", [])]
     if scenario is not None:
-        table = read_table(locate(scenario))
+        path = locate(scenario)
+        table = read_table(path)
+        folders += search_dirs(table, path.resolve(), trust=trust)
         _check_kinds(table)
         if differing := list(_differing(table, before)):
             raise ScenarioError("\n".join(differing))
@@ -88,6 +94,8 @@ def changes_of(
             for name, value in now[key].items()
             if f"{key}.{name}" in named or value != before[key].get(name)
         }
+    if references([changes.get(key) for key in ("adversaries", "metrics")]):
+        changes["search_dirs"] = [*dict.fromkeys([*folders, str(Path.cwd())])]
     return {key: value for key, value in changes.items() if value != {}}
 
 

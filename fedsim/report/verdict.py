@@ -214,23 +214,29 @@ def _stops(one: Evidence) -> dict[float, Estimate]:
 
 def _nothing(tested: Sequence[Evidence], readings: Mapping[str, str]) -> Verdict:
     """The verdict on an adversary that beats no guess: how much can have been missed."""
-    one = next((one for one in tested if one.without_success), tested[0])
+    silent = next((one for one in tested if one.without_success), None)
+    better = [one for one in tested if one.always_better]
+    one = (better or [silent or tested[0]])[0]
     how, n = one.how, len(one.ended)
-    kind: Kind = "nothing" if one.without_success else "unclear"
-    badge = f"not above chance in {whom(one)}"
-    if one.without_success:
-        badge = f"nothing seen in {whom(one)}"
-        badge += "" if one.repeated else f": rate below {percent(rate_below(n))}"
-    parts = [missed(one), *apart(one)]
     shown = [other for other in tested if other.striking is not None]
+    parts = [missed(one), *apart(one)]
+    if silent and silent is not one:
+        parts.append(missed(silent))
     if shown:
-        kind, best = "unclear", min(shown, key=lambda other: other.how.rank)
-        seen = f"{best.how.title} {best.how.show(best.striking)} in one"
-        badge = f"not above chance on average in {whom(one)}, but {seen}"
-        parts.append(f"best {best.how.title} {best.how.show(best.striking)}, {guesses(best)}")
-    if one.always_better:
+        best = min(shown, key=lambda other: other.how.rank)
+        seen = f"{best.how.title} {best.how.show(best.striking)} at best"
+        parts.append(f"{seen}, {guesses(best)}")
+    kind: Kind = "unclear"
+    if better:
         badge = f"above chance in {whom(one)}" + (f", with {seen}" if shown else "")
-    if one.always_better or n < FEWEST:
+    elif shown:
+        badge = f"not above chance in {whom(one)}, but {seen}"
+    elif silent:
+        kind, badge = "nothing", f"nothing seen in {whom(one)}"
+        badge += "" if one.repeated else f": rate below {percent(rate_below(n))}"
+    else:
+        badge = f"not above chance in {whom(one)}"
+    if better or n < FEWEST:
         badge += ", too few to tell"
     elif n < FEW:
         badge += ", few victims"

@@ -243,19 +243,32 @@ def test_one_readable_reconstruction_is_told_whatever_the_others_are(run):
     rows = [
         one
         for n in range(2)
-        for one in dlg(1, n, recovered=(0.0, 0.0), mse=((0.3, 0.002)[n], 0.31))
+        for one in dlg(1, n, recovered=(0.0, 0.0), mse=((0.32, 0.002)[n], 0.31))
     ]
     (found,) = verdicts(run(*rows))
     assert found["kind"] == "unclear"
     assert found["badge"] == (
-        "not above chance on average in 2 victims, but Mean squared error 0.002 in one, "
-        "too few to tell"
+        "not above chance in 2 victims, but Mean squared error 0.002 at best, too few to tell"
     )
-    assert "best Mean squared error 0.002, chance 0.31" in found["sentence"]
-    (found,) = verdicts(run(*(one for one in rows if one["metric"] == "mse")))
+    assert "Mean squared error 0.002 at best, chance 0.31" in found["sentence"]
+
+
+def test_a_measure_that_is_always_above_chance_is_told_beside_one_without_success(run):
+    rows = [
+        one
+        for n in range(3)
+        for one in dlg(1, n, recovered=(0.0, 0.0), ssim=(0.1, 0.01), mse=(0.3 - 0.1 * n, 0.31))
+    ]
+    (found,) = verdicts(run(*rows))
+    assert found["kind"] == "unclear"
     assert found["badge"] == (
-        "above chance in 2 victims, with Mean squared error 0.002 in one, too few to tell"
+        "above chance in 3 victims, with Mean squared error 0.1 at best, too few to tell"
     )
+    assert found["metric"] != "recovered"
+    assert "Recovered: 0 of 3" in found["sentence"]
+    (found,) = verdicts(run(*(one for one in rows if one["metric"] == "recovered")))
+    assert found["kind"] == "nothing"
+    assert found["badge"] == "nothing seen in 3 victims: rate below 63.2 %, few victims"
 
 
 def test_a_guess_from_public_data_that_cannot_be_tested_is_not_beaten(run):
