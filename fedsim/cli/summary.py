@@ -82,7 +82,7 @@ def _print_differences(
     utility: list[dict[str, Any]],
     measures: Measures,
 ) -> None:
-    """Print how points differ from the undefended one, on the same seeds and victims."""
+    """Print how points differ from their baseline, on the same seeds and victims."""
     main = measures.main((row["label"], row["metric"]) for row in rows)
     found: dict[str, dict[str, str]] = {}  # by point, then by column
     against: dict[str, None] = {}
@@ -95,7 +95,7 @@ def _print_differences(
     if not found:
         return
     columns = list(dict.fromkeys(column for cells in found.values() for column in cells))
-    table = _titled(f"Less the undefended point ({', '.join(against)})", "point")
+    table = _titled(f"Less the point {', '.join(against)}", "point")
     for column in columns:
         table.add_column(escape(column), justify="right")
     for point, cells in found.items():

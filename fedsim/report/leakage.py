@@ -73,7 +73,7 @@ def _difference(
     base: str | None,
     how: Measure,
 ) -> dict[str, Any]:
-    """The keys of a row about its difference from the undefended point."""
+    """The keys of a row about its difference from its point's baseline."""
     keys = ("difference", "difference_low", "difference_high")
     nothing = {"against": None, **dict.fromkeys(keys), "difference_shown": "", "pairs": 0}
     found = paired(*(attacks_of(rows, label, metric) for rows in pair)) if pair else None

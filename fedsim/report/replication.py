@@ -147,9 +147,9 @@ def _difference(both: "pd.DataFrame", column: str) -> Estimate | None:
 def undefended(points: Iterable[str]) -> dict[str, str]:
     """The baseline of each point of a sweep that has one, by the names of the points.
 
-    A baseline is a point that the sweep leaves without a defense: `defenses` is empty there, and
-    every swept setting of a defense is zero, such as `defenses.0.sigma=0.0`. It is the baseline of
-    the points that have the same other values.
+    A baseline is a point at which `defenses` is empty and every swept setting of a defense is zero,
+    such as `defenses.0.sigma=0.0`. It is the baseline of the points that have the same other
+    values. What else its defenses do, by settings that are not swept, they do at all points.
     """
     bases: dict[tuple[tuple[str, str], ...], str] = {}
     others = {}
@@ -159,18 +159,20 @@ def undefended(points: Iterable[str]) -> dict[str, str]:
         for key, value in point_parts(point):
             defended = key == "defenses" or key.startswith("defenses.")
             (defenses if defended else rest).append((key, value))
-        if defenses and all(_off(value) for _, value in defenses):
+        if defenses and all(_off(key, value) for key, value in defenses):
             bases.setdefault(tuple(rest), point)
         elif defenses:
             others[point] = tuple(rest)
     return {point: bases[rest] for point, rest in others.items() if rest in bases}
 
 
-def _off(value: str) -> bool:
+def _off(key: str, value: str) -> bool:
+    if key == "defenses":
+        return value == "none"
     try:
         return float(value) == 0
     except ValueError:
-        return value in ("none", "False")
+        return False
 
 
 def in_order(points: Iterable[str]) -> list[str]:

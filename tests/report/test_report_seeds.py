@@ -120,6 +120,8 @@ def test_utility_is_a_mean_over_seeds_in_the_last_round(tmp_path):
         (["training.batch_size=1,defenses.0.sigma=0", "training.batch_size=1,defenses.0.sigma=1",
           "training.batch_size=2,defenses.0.sigma=0", "training.batch_size=2,defenses.0.sigma=1"],
          {1: 0, 3: 2}),
+        (["defenses.0.error_feedback=False", "defenses.0.error_feedback=True"], {}),
+        (["defenses.0.clip=none", "defenses.0.clip=1.0"], {}),
         (["", "x"], {}),
     ],
 )  # fmt: skip
@@ -144,7 +146,7 @@ def test_the_page_overlays_the_points_undefended_first(tmp_path):
     assert titles == ["<b>Accuracy</b>", "<b>Loss</b>", "<b>llg: Labels recovered</b>",
                       "<b>dlg: Mean squared error</b>"]  # fmt: skip
     words = " ".join(" ".join(Page(page).words).split())
-    assert "Differences from the undefended point: defenses.0.sigma=0.0." in words
+    assert "Differences from the point defenses.0.sigma=0.0." in words
     assert "Means over 3 seeds (7, 8, 9)" in words
     markdown = write_report(tmp_path / "run", "markdown").read_text(encoding="utf-8")
     assert "-70.0 points [-70.0, -70.0]".replace("[", "\\[").replace("]", "\\]") in markdown
@@ -202,7 +204,7 @@ def test_the_terminal_shows_means_intervals_and_differences(tmp_path):
     assert "20 % [15, 25] (30 %)" in first
     less = next(line for line in lines if line.strip().startswith("defenses.0.sigma=0.1"))
     assert "-70.0 points [-70.0, -70.0]" in less
-    assert any("Less the undefended point (defenses.0.sigma=0.0)" in line for line in lines)
+    assert any("Less the point defenses.0.sigma=0.0" in line for line in lines)
     assert lines[-1] == "means over 3 seeds; in square brackets their 95 % interval"
 
 
