@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,11 @@ from fedsim.victim import Loss, VictimModel, load_arrays
 
 RUN_FIELDS = frozenset({"seed", "clients", "folder", "batching"})
 """Fields of a task that the scenario sets from its other tables, and `[task]` cannot."""
+
+
+def _folder_of_environment() -> Path | None:
+    named = os.environ.get("FEDSIM_DATA")
+    return Path(named).expanduser().resolve() if named else None
 
 
 @contextlib.contextmanager
@@ -62,8 +68,8 @@ class Task(Plugin, ABC):
     clients: int = Field(default=1, ge=1)
     """Number of clients that the data is divided among."""
 
-    folder: Path | None = None
-    """Folder in which local data sets are looked up."""
+    folder: Path | None = Field(default_factory=_folder_of_environment)
+    """Folder in which local data sets are looked up; by default what `FEDSIM_DATA` names."""
 
     @classmethod
     def local_data(cls, folder: Path) -> list[str]:

@@ -63,7 +63,9 @@ def audit_campaign(
             probes, or a table holds what a scenario's cannot.
     """
     if task is None:
-        raise ScenarioError("task is missing: adversaries are scored against its data")
+        raise ScenarioError(
+            "neither a model nor a task: give model=, which makes what your clients train, or task="
+        )
     kind = task.spec_type
     unsuited = [text for one in adversaries for text in one.unsuited(kind, task.name)]
     if unsuited and not isinstance(task, Revealed):  # there, its rows are "denied"

@@ -1,6 +1,6 @@
 """The choice of victims: whom an adversary attacks in a round."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import lru_cache
 
 import torch
@@ -64,7 +64,7 @@ def most_victims(scenario: Scenario, plan: AttackPlan) -> int:
     return min(len({*asked}) if isinstance(asked, list) else int(asked), updates)
 
 
-def rounds_of(scenario: Scenario, plan: AttackPlan) -> frozenset[int]:
+def rounds_of(scenario: Scenario, plan: AttackPlan) -> Set[int]:
     """The rounds that an adversary attacks."""
     rounds = scenario.threat.rounds if plan.rounds is None else plan.rounds
     return chosen_rounds(rounds, scenario.training.rounds)

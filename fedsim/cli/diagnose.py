@@ -24,9 +24,9 @@ def diagnose(
 
     with loading(open_console(stderr=as_json), quiet=quiet):
         from fedsim.diagnosis.diagnose import diagnose as diagnose_run
+        from fedsim.references import look_in
         from fedsim.report import write_report
         from fedsim.report.diagnosis import FILE, explain
-        from fedsim.references import look_in
         from fedsim.runs.reading import printable
         from fedsim.scenario import AttackPlan
 

@@ -27,10 +27,12 @@ def list_(
     from rich.table import Table
 
     from fedsim.cli.catalogue import KINDS, entries, matching
-    from fedsim.errors import ScenarioError
+    from fedsim.errors import DataError, ScenarioError
 
     word = " ".join(what or ())
     folder = Path(data) if data else None
+    if word == "data" and folder is not None and not folder.is_dir():
+        raise DataError(f"{folder} is no folder: expected one with local data sets (--data DIR)")
     if word in ("", *KINDS):
         found = entries([word] if word else KINDS, folder)
     else:

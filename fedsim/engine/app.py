@@ -5,7 +5,6 @@ The run config (`[tool.flwr.app.config]`) holds `scenario` (name or path), `over
 """
 
 import functools
-import os
 import shlex
 import time
 from pathlib import Path
@@ -37,9 +36,8 @@ def main(grid: Grid, context: Context) -> None:
     given = {key: str(value) for key, value in context.run_config.items()}
     name = given.get("scenario") or "first-rounds"
     overrides = shlex.split(given.get("overrides", ""))
-    data = given.get("data") or os.environ.get("FEDSIM_DATA")
     nodes = _settled(grid)
-    load = functools.partial(Scenario.load, name, data=data)
+    load = functools.partial(Scenario.load, name, data=given.get("data"))
     training = load(overrides).training
     if nodes != training.clients:
         print(  # noqa: T201

@@ -11,6 +11,7 @@ from fedsim.attacking.identity import forget, plans, settle
 from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.runs.ledger import Ledger, place
 from fedsim.runs.recording import Recording
+from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
 
 
@@ -75,13 +76,20 @@ def check_attackable(
             "these victims are to be attacked, and their updates were not kept:\n"
             + "\n".join(each[:20])
             + (f"\n  and {len(each) - 20} more rounds" if len(each) > 20 else "")
-            + '\nRun it again with record.keep = "all", or choose others with threat.victims, '
-            "--rounds and --clients"
+            + f"\nRun it again with {_kept_by(prepared[0][1].scenario)}, or choose others with "
+            "threat.victims, --rounds and --clients"
         )
     forget(ledger, dropped)
     for name, built in prepared:
         ledger.drop_incomplete(name, [label for label, _, _ in built.adversaries])
     return left
+
+
+def _kept_by(scenario: Scenario) -> str:
+    """The setting with which more updates would have been kept."""
+    if scenario.keeps != "all":
+        return 'record.keep = "all"'
+    return f"a larger record.max_bytes than {scenario.record.max_bytes:,}"
 
 
 def _named(clients: Clients, probe: bool) -> str:

@@ -90,14 +90,24 @@ class HonestButCurious(Wrapper):
         self._campaign = campaign
         if campaign is not None and (defer or budget_s is not None):
             raise ScenarioError("a campaign has its own executor: leave out defer= and budget_s=")
-        if budget_s is not None and not budget_s >= 0:
-            raise ScenarioError(f"budget_s is {budget_s}; expected seconds, from 0 on")
+        if budget_s is not None and not (isinstance(budget_s, int | float) and budget_s >= 0):
+            raise ScenarioError(f"budget_s is {budget_s!r:.80}; expected seconds, from 0 on")
         attacks: dict[str, Any] = {
             "seconds": 0.0 if defer else budget_s,
             "observer": audit_observer(),
         }
         if model is None and (loss is not None or example is not None):
             raise ScenarioError("loss= and example= belong to a model: give model=, too")
+        if model is not None and (isinstance(model, nn.Module) or not callable(model)):
+            raise ScenarioError(
+                f"model is {type(model).__name__} {model!r:.80}; expected what makes a model, such "
+                "as its class or a function without arguments"
+            )
+        if loss is not None and not callable(loss):
+            raise ScenarioError(
+                f"loss is {loss!r:.80}; expected a function of the model, its inputs and the "
+                "labels that returns a scalar tensor"
+            )
         if model is not None and (task is not None or campaign is not None):
             other = "a task" if task is not None else "a campaign"
             raise ScenarioError(f"model= and {other} say both what is trained; leave one out")

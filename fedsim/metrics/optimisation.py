@@ -17,6 +17,7 @@ class Divergence(Metric):
         phrase="{share} of the starts diverged over {n} updates",
         kind="share",
         lower=True,
+        most=1.0,
         detail=True,
         leaks=False,
         rank=340,

@@ -37,7 +37,7 @@ def summarise(
         how = measures[str(metric)]
         counts = {status: int((part["status"] == status).sum()) for status in STATUSES}
         counted = part[part["counted"].notna()]
-        scored = part["value"].dropna().tolist()
+        scored = part.loc[part["status"] == "ok", "value"].dropna().tolist()
         mean = _over_seeds(counted, "counted", how)
         ends = (min, max) if how.lower else (max, min)
         row: dict[str, Any] = {
@@ -93,7 +93,7 @@ def _successes(part: "pd.DataFrame") -> dict[str, int | float | None]:
     found: dict[str, int | float | None]
     found = dict.fromkeys(("successes", "iterations_median", "iterations_mean"))
     if (part["metric"] == "recovered").all():
-        took = part.loc[part["value"] == 1, "iterations"]
+        took = part.loc[(part["value"] == 1) & (part["status"] == "ok"), "iterations"]
         found["successes"] = len(took)
         if took.sum() > 0:
             found["iterations_median"] = float(took.median())

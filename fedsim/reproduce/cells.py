@@ -116,7 +116,7 @@ def places(scenario: Scenario) -> dict[float | str, Place]:
     for number in range(math.ceil(scenario.training.rounds / paper.bin)):
         first = number * paper.bin + 1
         rounds = range(first, min(first + paper.bin, scenario.training.rounds + 1))
-        if not chosen.intersection(rounds):
+        if chosen.isdisjoint(rounds):
             continue
         bins[float(number)] = Place(sum(rounds) / len(rounds), frozenset(map(str, rounds)))
     return bins

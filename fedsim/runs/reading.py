@@ -156,7 +156,7 @@ def read_findings(run_dir: Path) -> "tuple[pd.DataFrame, list[str]]":
         usual = rows.groupby(by, sort=False)["baseline"].transform("mean")
         broken = rows["status"].isin(["failed", "timeout"])
         rows["baseline"] = rows["baseline"].where(~broken, rows["baseline"].fillna(usual))
-    rows["value"] = rows["value"].where(rows["status"] == "ok")
+    rows["value"] = rows["value"].where(rows["status"].isin(["ok", "unverified"]))
     rows["counted"] = rows["value"].where(rows["status"] == "ok", rows["baseline"])
     rows["counted"] = rows["counted"].where(~rows["status"].isin(UNCOUNTED))
     return rows.reset_index(drop=True), notes
@@ -217,8 +217,8 @@ def unit_of(victim: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text without control characters, which names from clients and plugins may hold."""
-    return "".join(char for char in text if char.isprintable())
+    """A line without control characters, which names from clients and plugins may hold."""
+    return "".join(char for char in " ".join(text.splitlines()) if char.isprintable())
 
 
 def _one_row_a_metric(rows: "pd.DataFrame") -> "pd.DataFrame":

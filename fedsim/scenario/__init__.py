@@ -92,7 +92,8 @@ class Scenario(Seeded):
         Args:
             source: The name or the path.
             overrides: `key=value` strings, values as in TOML, bare words as strings.
-            data: Folder where local data sets are looked up.
+            data: Folder where local data sets are looked up; by default that of the
+                file, or what `FEDSIM_DATA` names when the task is made.
             scale: "smoke" (the file as written) or "paper" (with the changes of `paper.scale`).
             trust: Whether to import code that a run folder's scenario names as "module:name".
 
@@ -105,6 +106,11 @@ class Scenario(Seeded):
         table.setdefault("name", path.stem)
         for key, value in scaled(table, scale).items():
             assign(table, key, value)
+        if isinstance(overrides, str):
+            raise ScenarioError(
+                f"overrides: found the text {overrides!r:.80}; expected a list, such as "
+                '["training.rounds=2"]'
+            )
         for override in overrides:
             set_by(table, override)
         if data:
@@ -199,8 +205,9 @@ class Scenario(Seeded):
         settings |= {
             "seed": self.seed,
             "clients": self.training.clients,
-            "folder": Path(self.data_dir) if self.data_dir else None,
         }
+        if self.data_dir:
+            settings["folder"] = Path(self.data_dir)
         if "batching" in fields:
             settings["batching"] = self.training.batching
         elif self.training.batching != "draw":

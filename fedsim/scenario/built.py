@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fedsim.adversary import Adversary
 from fedsim.defense import Defense
+from fedsim.errors import PluginError, did_you_mean
 from fedsim.isolation import wrapped
 from fedsim.metric import Metric
-from fedsim.records import Batch
+from fedsim.records import Batch, Reconstruction
 from fedsim.scenario import AttackPlan, Scenario
 from fedsim.task import Task
 from fedsim.threat import ThreatModel
@@ -91,7 +92,7 @@ def build(
         The run. Data are not loaded yet, unless the task was taken over.
 
     Raises:
-        PluginError: A plugin is unknown.
+        PluginError: A plugin is unknown, or an adversary recovers what no claim has a field for.
         ScenarioError: A plugin refuses its settings.
     """
     if task is None:
@@ -105,6 +106,14 @@ def build(
         adversaries = [
             (label, plan, wrapped(one, memory_mb=limit)) for label, plan, one in adversaries
         ]
+    known = [field.name for field in fields(Reconstruction)]
+    for label, _, one in adversaries:
+        for name in getattr(one, "recovers", ()):
+            if name not in known:
+                raise PluginError(
+                    f"{label}: recovers names '{name}', which is no field of Reconstruction. "
+                    f"{did_you_mean(name, known)}"
+                )
     return BuiltRun(
         scenario,
         task,

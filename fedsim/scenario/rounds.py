@@ -1,6 +1,8 @@
 """Rounds of a run by a word or a list: those attacked, and those that end with an evaluation."""
 
 import re
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -17,7 +19,34 @@ def _when(value: Any) -> Any:
     return value
 
 
-def chosen_rounds(which: str | list[int], last: int) -> frozenset[int]:
+@dataclass(frozen=True, slots=True)
+class Spaced(Set[int]):
+    """Rounds 1, 1 + step, 1 + 2 step, ... and the last, without a list of them.
+
+    Attributes:
+        last: The last round.
+        step: Their distance.
+    """
+
+    last: int
+    step: int = 1
+
+    def __contains__(self, round: object) -> bool:
+        return round == self.last or round in range(1, self.last, self.step)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(1, self.last, self.step)
+        yield self.last
+
+    def __len__(self) -> int:
+        return len(range(1, self.last, self.step)) + 1
+
+    @classmethod
+    def _from_iterable(cls, rounds: Iterable[int]) -> Set[int]:  # type: ignore[override]
+        return frozenset(rounds)
+
+
+def chosen_rounds(which: str | list[int], last: int) -> Set[int]:
     """The rounds that a setting names.
 
     Args:
@@ -30,7 +59,7 @@ def chosen_rounds(which: str | list[int], last: int) -> frozenset[int]:
     if which == "log":
         return frozenset({last, *(2**power for power in range(last.bit_length()))})
     step = EVERY.fullmatch(which)
-    return frozenset({last, *range(1, last + 1, int(step[1]) if step else 1)})
+    return Spaced(last, int(step[1]) if step else 1)
 
 
 Rounds = Annotated[str | list[int], BeforeValidator(_when)]

@@ -1,5 +1,6 @@
 """The tables `[threat]`, `[record]`, `[engine]`, `[sinks]` and `[[adversaries]]` of a scenario."""
 
+import re
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
@@ -23,6 +24,12 @@ def _whom(value: Any) -> Any:
     counted = type(value) is int and value >= 1
     if value not in ("all", None) and not listed and not counted:
         raise ValueError("expected 'all', a number of at least 1, or a list of client numbers")
+    return value
+
+
+def _device(value: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+        raise ValueError("expected 'auto', 'cpu', 'cuda', or one GPU such as 'cuda:1'")
     return value
 
 
@@ -111,7 +118,7 @@ class Engine(Table):
     attack_workers: Workers = "auto"
     """Number of attacks run at the same time by Ray; "auto": as many as workers."""
 
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, AfterValidator(_device)] = "auto"
     """Where clients train and attacks compute: "cpu", "cuda" or "cuda:1"; "auto" is a GPU if
     PyTorch finds one. If GPUs are reserved below, "auto" is a GPU only for what reserves some."""
 

@@ -10,10 +10,10 @@ from fedsim.described import Described
 
 def plain(value: str) -> str:
     """Return a text that can name a file; raise `ValueError` for any other."""
-    if not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,99}", value):
+    if value.isspace() or not re.fullmatch(r"[^/\\\x00-\x1f.][^/\\\x00-\x1f]{0,99}", value):
         raise ValueError(
-            "expected what can name a file: 1 to 100 characters, none of them / or \\ or a control "
-            "character, and no dot at the beginning"
+            "expected what can name a file: 1 to 100 characters, not only spaces, none of "
+            "them / or \\ or a control character, and no dot at the beginning"
         )
     return value
 

@@ -33,7 +33,7 @@ class Training(Table):
     algorithm: Literal["fedsgd", "fedavg"] = "fedavg"
     """What clients send: "fedsgd": the gradient of one batch; "fedavg": weights after training."""
 
-    rounds: int = Field(default=5, ge=1)
+    rounds: int = Field(default=5, ge=1, le=1_000_000)
     """Number of rounds."""
 
     clients: int = Field(default=20, ge=1)

@@ -102,7 +102,8 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
             where = "recovers" if name in attack.recovers else "fills()"
             found.append(f"{where} names '{name}', but the reconstruction leaves it empty")
     try:
-        if wrong := misshapen(plain(first), seen.spec):
+        claimed = plain(first)
+        if wrong := misshapen(claimed, seen.spec) or _outside(claimed, seen.spec.classes):
             found.append(wrong)
     except TypeError as error:
         found.append(str(error))
@@ -113,6 +114,15 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
     if not same(_claim(first), _claim(second)):
         found.append("the same seed gives another answer: draw only from job.rng")
     return found
+
+
+def _outside(claimed: Reconstruction, classes: int) -> str:
+    """Say which labels of a claim the head has no output for; "" if there are none."""
+    named = [*(claimed.label_set or ()), *(claimed.label_counts or ())]
+    named += [] if claimed.labels is None else claimed.labels.flatten().tolist()
+    odd = sorted({label for label in named if not 0 <= label < max(2, classes)})
+    listed = ", ".join(map(str, odd[:3]))
+    return f"it claims label {listed}, and the head has outputs 0 to {classes - 1}" if odd else ""
 
 
 def _attack(attack: Adversary, seen: Observation, world: int) -> tuple[Any, str]:

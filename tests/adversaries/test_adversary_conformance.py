@@ -118,6 +118,14 @@ class OneHot(Greedy):
         return Reconstruction(labels=torch.eye(10)[:2])
 
 
+class Beyond(Greedy):
+    """Claims a class that the head does not have."""
+
+    def reconstruct(self, seen, job):
+        seen.know(Knowledge.HEAD_GRADIENT)
+        return Reconstruction(labels=torch.tensor([99]))
+
+
 class Listed(Greedy):
     """Claims a list where a tensor is expected."""
 
@@ -138,6 +146,7 @@ class Listed(Greedy):
         (Shortsighted, ["over_history is set, and HISTORY is not needed"]),
         (Fickle, ["the same seed gives another answer"]),
         (OneHot, ["labels has shape (2, 10), expected (N,)"]),
+        (Beyond, ["it claims label 99, and the head has outputs 0 to"]),
         (Listed, ["labels holds list, expected a tensor"]),
         (Spent, ["reconstruct returns NoneType"]),
         (Greedy, ["more than it declares"]),

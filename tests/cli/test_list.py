@@ -26,6 +26,11 @@ def refused(monkeypatch, capsys, *arguments: str) -> str:
     return capsys.readouterr().err
 
 
+def test_a_folder_of_data_that_is_not_there_is_an_error(monkeypatch, capsys):
+    said = refused(monkeypatch, capsys, "list", "data", "--data", "nowhere")
+    assert "nowhere is no folder: expected one with local data sets" in said
+
+
 def test_everything_of_every_kind_is_listed_and_shown():
     tables = json.loads(printed("list", "--json"))
     assert tuple(tables) == KINDS

@@ -233,7 +233,7 @@ def test_two_nodes_that_claim_one_client_cost_no_row(tmp_path):
 
 
 def test_adversaries_without_a_task_are_refused():
-    with pytest.raises(ScenarioError, match="task is missing"):
+    with pytest.raises(ScenarioError, match="give model=, which makes what your clients train"):
         HonestButCurious(FedAvg(), adversaries=[LLG()])
 
 

@@ -56,6 +56,10 @@ def test_settings_are_refused_before_any_client_trains(tmp_path):
         ({"task": task}, ScenarioError, "model= and a task"),
         ({"model": None, "task": task, "loss": len}, ScenarioError, "belong to a model"),
         ({"example": "cat"}, ScenarioError, "example: expected a batch"),
+        ({"model": nn.Linear(4, 2)}, ScenarioError, "model is Linear .* expected what makes"),
+        ({"model": "Net"}, ScenarioError, "model is str 'Net'; expected what makes"),
+        ({"loss": "mse"}, ScenarioError, "loss is 'mse'; expected a function of the model"),
+        ({"budget_s": "x"}, ScenarioError, "budget_s is 'x'; expected seconds"),
     ):
         with pytest.raises(error, match=complaint):
             HonestButCurious(

@@ -288,6 +288,9 @@ def test_a_misfit_is_named_and_enters_no_average(tmp_path):
         for one, which in MISFITS.items()
     }
     assert {row["value"] for row in found} != {""}  # kept, for whoever looks
+    table = load(tmp_path / "run").findings
+    assert table["value"].notna().any()
+    assert table["counted"].isna().all()
     for row in summary(tmp_path / "run"):
         assert (row["n"], row["mean"], row["unverified"]) == (0, None, len(MISFITS))
         assert f"{len(MISFITS)} unverified" in row["sentence"]

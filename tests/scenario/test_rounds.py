@@ -36,7 +36,19 @@ def utility(folder: Path) -> dict[tuple[int, str], float]:
     ],
 )
 def test_rounds_follow_from_the_word_and_the_last_round(which, last, expected):
-    assert sorted(chosen_rounds(which, last)) == expected
+    found = chosen_rounds(which, last)
+    assert sorted(found) == expected
+    assert len(found) == len(expected)
+    assert [round for round in range(last + 2) if round in found] == expected
+
+
+def test_many_rounds_take_no_memory():
+    found = chosen_rounds("every 3", 10**9)
+    assert len(found) == 333_333_334
+    assert {1, 4, 10**9} <= found
+    assert found.isdisjoint({0, 2, 10**9 + 1})
+    with pytest.raises(ScenarioError, match=r"training\.rounds: .* 1000000"):
+        scenario(training={"rounds": 10**6 + 1})
 
 
 @pytest.mark.parametrize("which", ["every 0", "every", "every -1", "logs", "every 1.5", 3])

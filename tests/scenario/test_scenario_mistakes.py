@@ -51,6 +51,15 @@ MISTAKES = {
         ["adversaries.0 (dlg).labels_from.labels_from is {'nam': 'llg'}; expected a name"],
     ),
     "plan": ("[[adversaries]]\nname = 'llg'\nbudget = 0", ["adversaries.0.budget", "found 0"]),
+    "blank label": (
+        "[[adversaries]]\nname = 'llg'\nlabel = ' '",
+        ["adversaries.0.label: expected what can name a file", "not only spaces"],
+    ),
+    "device": (
+        "[engine]\ndevice = 'gpu'",
+        ["engine.device: expected 'auto', 'cpu', 'cuda', or one GPU such as 'cuda:1'"],
+    ),
+    "too many rounds": ("[training]\nrounds = 1000000000", ["training.rounds", "1000000"]),
     "same label": (
         "[[adversaries]]\nname = 'llg'\n[[adversaries]]\nname = 'llg'",
         ["two adversaries are called 'llg'", "label"],
@@ -278,3 +287,8 @@ def test_what_would_only_fail_later_is_refused_at_once(changes, said):
     with pytest.raises((ScenarioError, PluginError), match=said) as caught:
         Scenario.parse(changes)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_one_override_is_a_list_of_one():
+    with pytest.raises(ScenarioError, match=r"found the text 'seed=2'; expected a list, such as"):
+        Scenario.load("quickstart", "seed=2")

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from fedsim.errors import DataError
+from fedsim.scenario import Scenario
 from fedsim.tasks.images import Images
 from fedsim.tasks.local_data import data_folder, find_file
 from fedsim.tasks.speech.local import local_recordings
@@ -41,6 +42,21 @@ def test_what_is_wrong_is_one_line_that_names_a_way_out(tmp_path):
         assert 'Use data = "digits" (built in), or name a folder with --data DIR' in str(
             caught.value
         )
+
+
+def test_in_python_too_the_environment_names_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "scenario.toml").write_text('[task]\nname = "images"\n')
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    assert Images().folder == tmp_path
+    assert Images(folder=tmp_path / "other").folder == tmp_path / "other"
+    file = tmp_path / "scenario.toml"
+    assert Scenario.load(file).build_task().folder == tmp_path
+    assert Scenario.load(file, data=tmp_path / "x").build_task().folder == tmp_path / "x"
+    stated = Scenario.load(file, [f'data_dir="{tmp_path / "stated"}"'])
+    assert stated.build_task().folder == tmp_path / "stated"
+    monkeypatch.setenv("FEDSIM_DATA", "")
+    assert Images().folder is None
+    assert Scenario.load(file).build_task().folder is None
 
 
 def test_an_empty_folder_may_be_one_that_was_not_mounted(tmp_path):

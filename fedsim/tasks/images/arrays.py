@@ -204,7 +204,12 @@ def suited(x: Head, y: Head, where: str) -> tuple[tuple[int, ...], np.dtype[Any]
     images = len(shape) == 4 and shape[3] in (1, 3) and min(shape) > 0
     labels = y.shape == shape[:1] and y.dtype.kind in "iu"
     if not (images and labels and (x.dtype.kind == "f" or x.dtype == np.uint8)):
-        raise DataError(_found(x, y, where))
+        why = ""
+        if x.shape[:1] == (0,):
+            why = "; there is no image"
+        elif images and len(y.shape) == 1 and y.dtype.kind in "iu" and y.shape != shape[:1]:
+            why = f"; {shape[0]} images have {y.shape[0]} labels"
+        raise DataError(_found(x, y, where) + why)
     number, height, width, channels = shape
     kind = np.dtype(np.float32) if x.dtype.kind == "f" else x.dtype
     return (number, channels, height, width), kind
