@@ -22,8 +22,9 @@ from fedsim.engine import Engine, engine_name, knock
 from fedsim.engine.packing import packed
 from fedsim.engine.preflight import preflight
 from fedsim.engine.process import device_name, one_thread, reporting
-from fedsim.errors import ClientError, EngineError, ScenarioError, did_you_mean
+from fedsim.errors import ClientError, EngineError, RunFolderError, ScenarioError, did_you_mean
 from fedsim.federation.strategies import quiet
+from fedsim.runs import provenance
 from fedsim.runs.ledger import Ledger
 from fedsim.runs.lock import alone_in
 from fedsim.scenario import Scenario
@@ -156,6 +157,11 @@ def _run(
 ) -> Path:
     """Run points of a scenario, and write a run folder; see `simulate`."""
     remove_stale()
+    if resume and "unknown" in provenance.read(out):
+        raise RunFolderError(
+            f"{out} is of another Flower project, which alone can go on with its training. fedsim "
+            "attack attacks what is recorded there"
+        )
     # A scenario that cannot run is an error before its folder is created.
     if engine_name(scenario) == "ray":
         knock(scenario.engine.address)

@@ -10,7 +10,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from fedsim import load, reveal
+from fedsim.engine.simulate import simulate
+from fedsim.errors import RunFolderError
 from fedsim.report import summary
+from fedsim.scenario import Scenario
 
 
 def adam(net, loader):
@@ -288,6 +291,8 @@ def test_a_misfit_is_named_and_enters_no_average(tmp_path):
         for one, which in MISFITS.items()
     }
     assert {row["value"] for row in found} != {""}  # kept, for whoever looks
+    with pytest.raises(RunFolderError, match="of another Flower project, which alone can go on"):
+        simulate(Scenario.load(tmp_path / "run/scenario.toml"), tmp_path / "run", resume=True)
     table = load(tmp_path / "run").findings
     assert table["value"].notna().any()
     assert table["counted"].isna().all()
