@@ -90,7 +90,7 @@ def content(run_dirs: Sequence[Path]) -> dict[str, Any]:
         "repeated": any(len(tables.seeds(one)) >= FEWEST for one in every),
         "means": tables.means(every, main, measures, verdicts, of="Run"),
         "correction": correction(verdicts.values()),
-        "paired": tables.differences(pairs, main, measures, of="Run"),
+        "paired": tables.differences(pairs, main, measures, of="Run", named=len(first) > 1),
         "figures": [charts.overlay(every, main, measures)],
         "hidden": tables.hidden(len(every), charts.OVERLAID),
     }

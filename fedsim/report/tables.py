@@ -134,6 +134,7 @@ def differences(
     measures: Measures,
     *,
     of: str = "Point",
+    named: bool = False,
 ) -> Table | None:
     """Tabulate the differences of series from their baselines; None if nothing can be compared.
 
@@ -142,12 +143,13 @@ def differences(
         main: The main metric of each adversary, by label.
         measures: How metrics are read.
         of: The title of the column with the series' names.
+        named: Whether each row names its baseline even if all have the same.
     """
     found = [(one, base, differences_of(one, base, main, measures)) for one, base in pairs]
     columns = list(dict.fromkeys(name for *_, texts in found for name in texts))
     if not columns:
         return None
-    several = len({base.name for _, base in pairs}) > 1
+    several = named or len({base.name for _, base in pairs}) > 1
     body = []
     for one, base, texts in found:
         row = [[one.name or "(no point)"]]

@@ -66,6 +66,15 @@ def test_a_point_is_compared_with_its_namesake_in_the_first_run(runs):
         assert any(cell.startswith("+10.0 points \\[+10.0, +10.0\\]") for cell in cells)
 
 
+def test_a_point_without_a_namesake_names_the_one_that_it_is_compared_with(runs, tmp_path):
+    other = repeated(tmp_path / "other", sigmas=("0.1",))
+    for path in (other / "findings.csv", other / "utility.csv"):
+        path.write_text(path.read_text().replace("sigma=0.1", "sigma=0.5"))
+    markdown = compare([runs[0], other], format="markdown").read_text(encoding="utf-8")
+    (row,) = [line for line in markdown.splitlines() if "| other" in line and "points" in line]
+    assert "| first: defenses.0.sigma=0.0 |" in row
+
+
 def test_runs_without_a_common_seed_have_no_difference(runs, tmp_path):
     other = repeated(tmp_path / "other", seeds=(1, 2, 3))
     assert "no seed or no examples in common" in words(compare([runs[0], other]))
