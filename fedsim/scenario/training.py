@@ -36,7 +36,7 @@ class Training(Table):
     rounds: int = Field(default=5, ge=1, le=1_000_000)
     """Number of rounds."""
 
-    clients: int = Field(default=20, ge=1)
+    clients: int = Field(default=20, ge=1, le=10_000_000)
     """Number of clients in all."""
 
     clients_per_round: int | None = Field(default=None, ge=1)

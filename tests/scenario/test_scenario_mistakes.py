@@ -59,6 +59,7 @@ MISTAKES = {
         "[engine]\ndevice = 'gpu'",
         ["engine.device: expected 'auto', 'cpu', 'cuda', or one GPU such as 'cuda:1'"],
     ),
+    "too many clients": ("[training]\nclients = 1000000000", ["training.clients", "10000000"]),
     "too many rounds": ("[training]\nrounds = 1000000000", ["training.rounds", "1000000"]),
     "same label": (
         "[[adversaries]]\nname = 'llg'\n[[adversaries]]\nname = 'llg'",
