@@ -158,9 +158,10 @@ def numerical_rank(
 
     Values above `level` count if they fall from there by more than `FALL`. Otherwise, and where
     all exceed it, something larger than rounding fills the gradient: noise, 16 bits inside the
-    client's own computation, or the rounding of weights whose difference the gradient was. If the
-    values then fall somewhere by more than `CLEAR`, those before the largest fall count. If not,
-    the values left over show the level of the noise: a value counts above the optimal threshold
+    client's own computation, or the rounding of weights whose difference the gradient was. Or its
+    own values sink to rounding without a fall. If the values fall somewhere by more than `CLEAR`,
+    and those after the largest fall could be noise, those before it count. If not, the values left
+    over show the level of the noise: a value counts above the optimal threshold
     for white noise (Gavish and Donoho, 2014), `noise_threshold` of the rest's shape times the
     median of the rest. As the rest depends on the rank, both are found in turns. Of an unperturbed
     gradient that threshold lies below `level` and changes nothing.
@@ -188,15 +189,22 @@ def numerical_rank(
         return rank
     falls = gap_ratios(every[:rank], level)
     if not noisy and rank > 1 and falls[:-1].max() > CLEAR:
-        return int(falls[:-1].argmax()) + 1
+        largest = int(falls[:-1].argmax()) + 1
+        # Noise has no value far above its median; a gradient that sinks to rounding has.
+        if every[largest] <= FALL * _noise(every, largest, shape):
+            return largest
     rank = 0
     for _ in range(ITERATIONS):
-        rest = noise_threshold([side - rank for side in shape]) * float(np.median(every[rank:]))
-        found = rank_above(every, absolute=max(level, rest))
+        found = rank_above(every, absolute=max(level, _noise(every, rank, shape)))
         if found in (rank, most):
             break
         rank = found
     return rank
+
+
+def _noise(every: NDArray[np.float64], rank: int, shape: Sequence[int]) -> float:
+    """The threshold for white noise from the values beyond a rank."""
+    return noise_threshold([side - rank for side in shape]) * float(np.median(every[rank:]))
 
 
 def rank_of(matrix: Tensor, *, sums: bool = True) -> int:

@@ -121,6 +121,14 @@ def test_a_rank_near_the_full_one_shows_under_weak_noise(level, rank, shape, rng
     assert rank_of(matrix + level * float(matrix.std()) * torch.randn(shape, generator=rng)) == rank
 
 
+def test_values_that_sink_to_rounding_are_no_noise_beyond_the_first():
+    """Of an untrained encoder the first value is far above the others, which sink for long."""
+    sinking = np.append(1.0, np.geomspace(1 / 150, 3e-8, 23))
+    values = np.append(sinking, np.geomspace(4e-9, 1e-9, 40))
+    assert values[0] / values[1] > 100
+    assert numerical_rank(values, (64, 192), 2.5e-8) == 24
+
+
 @pytest.mark.parametrize("shape", [(5, 7), (0, 7), (7, 0)])
 def test_nothing_has_rank_zero(shape):
     assert rank_of(torch.zeros(shape)) == 0

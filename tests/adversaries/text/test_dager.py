@@ -12,7 +12,9 @@ from adversaries.text.dager.first_attention import Attention
 from adversaries.text.dager.first_layers import First
 from adversaries.text.dager.row_spaces import spanned
 from adversaries.text.dager.token_candidates import _fed, _Sums
-from fedsim import testing
+from fedsim import load, testing
+from fedsim.engine.simulate import simulate
+from fedsim.scenario import Scenario
 from fedsim.tasks.text import Text
 
 BERT = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -56,6 +58,14 @@ def test_a_text_is_told_by_an_encoder_that_attends_alike_everywhere(client):
     found = claimed(observed)
     assert ids(found) == texts
     assert found.diagnostics["verified"] == [True]
+
+
+def test_every_message_of_the_example_is_told(tmp_path):
+    table = ['adversaries=[{name="dager"}]', "threat.grants=white-box", "engine.workers=1"]
+    simulate(Scenario.load("text", table), tmp_path / "run")
+    found = load(tmp_path / "run").findings
+    exact = found.loc[found["metric"] == "token_exact", "value"]
+    assert list(exact) == [1.0] * 12
 
 
 def test_a_projection_of_narrow_embeddings_is_not_taken_for_a_layer_behind():
