@@ -67,6 +67,8 @@ def _opacus(
         with warnings.catch_warnings():
             # If the best order is at the edge of those tried, the bound holds but is looser.
             warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
+            # At a rate of 1 "prv" takes the logarithm of 0, and goes on with minus infinity.
+            warnings.filterwarnings("ignore", category=RuntimeWarning, module="opacus")
             return max(0.0, float(counting.get_epsilon(delta=delta)))
     except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
         raise ScenarioError(

@@ -61,7 +61,8 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
     Raises:
         NotGranted: The adversary needs more than one update comes with, such as auxiliary data.
         ScenarioError: The model cannot take the inputs, its gradient has other names or shapes,
-            the adversary attacks other inputs, or an argument is of another type or out of range.
+            the adversary attacks other inputs or refuses this update, or an argument is of another
+            type or out of range.
     """
     if not isinstance(adversary, Adversary):
         raise ScenarioError(f"adversary: found {adversary!r}; expected an object, such as LLG()")
@@ -133,4 +134,13 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
             for ours, theirs in zip(seen.model.module.modules(), model.modules(), strict=True):
                 ours.training = theirs.training
         rng = torch_generator(seed, "invert")
-        return adversary.reconstruct(seen, Job(rng, device=device, budget=budget))
+        try:
+            return adversary.reconstruct(seen, Job(rng, device=device, budget=budget))
+        except ValueError as error:
+            hint = ""
+            if len(shape) == 2:
+                hint = (
+                    ". A shape of two numbers is an utterance's (frames, values); give that of a "
+                )
+                hint += "grey image as (1, height, width)"
+            raise ScenarioError(f"{adversary.name} cannot attack this: {error}{hint}") from error

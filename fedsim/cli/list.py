@@ -1,5 +1,6 @@
 """`fedsim list`: plugins, scenarios, models and data, by kind or by word."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -30,9 +31,12 @@ def list_(
     from fedsim.errors import DataError, ScenarioError
 
     word = " ".join(what or ())
+    data = data or os.environ.get("FEDSIM_DATA", "")
     folder = Path(data) if data else None
     if word == "data" and folder is not None and not folder.is_dir():
-        raise DataError(f"{folder} is no folder: expected one with local data sets (--data DIR)")
+        raise DataError(
+            f"{folder} is no folder: expected one with local data sets (--data DIR or FEDSIM_DATA)"
+        )
     if word in ("", *KINDS):
         found = entries([word] if word else KINDS, folder)
     else:
@@ -40,7 +44,7 @@ def list_(
     if not found:
         # The case of terms is that of the field; the case of the word is the user's.
         terms = {term.lower(): term for each in entries() for term in each.words}
-        near = difflib.get_close_matches(word.lower(), [*KINDS, *terms], n=3)
+        near = difflib.get_close_matches(word.lower(), {*KINDS, *terms}, n=3)
         hint = f"Near it: {', '.join(terms.get(term, term) for term in near)}. " if near else ""
         raise ScenarioError(f"nothing is found under '{word}'. {hint}Kinds: {', '.join(KINDS)}.")
     tables: dict[str, dict[str, str]] = {}

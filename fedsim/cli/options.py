@@ -23,7 +23,10 @@ Seeds = Annotated[
 ]
 Data = Annotated[
     str,
-    typer.Option("--data", envvar="FEDSIM_DATA", help="Folder with local data sets"),
+    typer.Option(
+        "--data",
+        help="Folder with local data sets [default: the scenario's if it is there, or FEDSIM_DATA]",
+    ),
 ]
 Out = Annotated[
     str | None, typer.Option("--out", metavar="PATH", help="Run folder [default: runs/NAME]")

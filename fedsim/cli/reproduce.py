@@ -1,5 +1,6 @@
 """`fedsim reproduce`: a paper's figures and tables."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,7 @@ def reproduce(
             out,
             scale,
             overrides=set or [],
-            data=data,
+            data=data or os.environ.get("FEDSIM_DATA", ""),
             execute=not show,
             console=console,
             strict=True,

@@ -32,12 +32,18 @@ def foreseen(
     """
     values = stated(built, unknown, optimizer)
     defenses = ", ".join(dict.fromkeys(one.name for one in built.defenses))
+    model = built.task.victim({})
     later = f"; how much {defenses} hides is measured by fedsim diagnose" if defenses else ""
     for label, _, adversary in built.adversaries:
         verdict = expect(adversary, built.threat.granted, values)
         if verdict.withheld or verdict.leaks is None:
             continue
-        if verdict.leaks:
+        if verdict.leaks and adversary.cautions(model):
+            yield (
+                label,
+                f"of its conditions none speaks against it, but a warning above does{later}",
+            )
+        elif verdict.leaks:
             yield label, f"nothing in the scenario speaks against it: {setting(values)}{later}"
         else:
             most = values["determined"] if "unknowns" in verdict.reasons else None

@@ -220,12 +220,14 @@ def _lead(folder: RunFolder, every: Sequence[Series]) -> str:
         denied = rows[rows["status"] == "denied"].drop_duplicates([*each, "label"])
         training = folder.scenario.get("training")
         of = training.get("clients") if isinstance(training, dict) else None
-        clients = _count(updates["client"].nunique(), "client")
+        number = len({one for clients in updates["client"] for one in str(clients).split("+")})
+        clients = _count(number, "client")
         if isinstance(of, int):
-            clients = f"{updates['client'].nunique()} of {_count(of, 'client')}"
-        whom = [f"{_count(len(updates), 'update')} from {clients}"] * (
-            len(updates) > 0 or probes.empty
-        )
+            clients = f"{number} of {_count(of, 'client')}"
+        what = _count(len(updates), "update")
+        if updates["client"].str.contains("+", regex=False).any():  # by secure aggregation
+            what = _count(len(updates), "sum of updates", "sums of updates")
+        whom = [f"{what} from {clients}"] * (len(updates) > 0 or probes.empty)
         if len(probes):
             whom.append(f"{_count(probes['probe'].nunique(), 'probe')} of each round's model")
         parts.append(

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from fedsim.report.evidence import Evidence, Score
 from fedsim.report.significance import most, rate_below
 
+SUM = "sum of clients"
+"""A victim of secure aggregation, in words."""
+
 
 def missed(one: Evidence) -> str:
     """The level of a metric, and the largest one that fits the scores with 95 % confidence."""
@@ -39,10 +42,10 @@ def guesses(one: Evidence) -> str:
 
 
 def _sorts(one: Evidence) -> dict[str, list[Score]]:
-    """The attacks on clients' updates and those on probes, as far as there are any."""
-    sorts: dict[str, list[Score]] = {"client": [], "probe": []}
+    """The attacks on clients' updates, on sums of them and on probes, as far as there are any."""
+    sorts: dict[str, list[Score]] = {"client": [], SUM: [], "probe": []}
     for each in one.scores:
-        sorts["probe" if each.probe else "client"].append(each)
+        sorts["probe" if each.probe else SUM if "+" in str(each.unit) else "client"].append(each)
     return {noun: own for noun, own in sorts.items() if own}
 
 
@@ -74,7 +77,8 @@ def _named(own: Sequence[Score], noun: str, these: str = "") -> str:
 
 def apart(one: Evidence) -> list[str]:
     """The means of clients' updates and of probes, if there are both."""
-    names, found = {"client": "clients' updates", "probe": "probes"}, []
+    names = {"client": "clients' updates", SUM: "sums of updates", "probe": "probes"}
+    found = []
     for noun, own in _sorts(one).items():
         mean = sum(each.counted for each in own) / len(own)
         found.append(f"{names[noun]} {one.how.show(mean)}")
@@ -82,7 +86,9 @@ def apart(one: Evidence) -> list[str]:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    if number != 1:
+        noun = f"sums{noun.removeprefix('sum')}" if noun == SUM else f"{noun}s"
+    return f"{number} {noun}"
 
 
 def percent(rate: float) -> str:

@@ -36,8 +36,19 @@ class Run:
 
     @property
     def findings(self) -> "pd.DataFrame":
-        """One row for each attack and metric, as in findings.csv."""
-        return read_findings(self.folder)[0]
+        """One row for each attack and metric, as in findings.csv.
+
+        `seed`, `batch_size` and `local_steps` are Int64, `round`, `value`, `counted`, `baseline`,
+        `baseline_prior`, `attempt`, `seconds`, `iterations` and `inclusion` float64; what is empty
+        in the file is NA or NaN there. The other columns are text.
+        """
+        import pandas as pd
+
+        rows = read_findings(self.folder)[0]
+        for column in ("seed", "batch_size", "local_steps"):
+            rows[column] = pd.array([_whole(text) for text in rows[column]], dtype="Int64")
+        rows["inclusion"] = pd.to_numeric(rows["inclusion"], errors="coerce").astype(float)
+        return rows
 
     @property
     def utility(self) -> "pd.DataFrame":
@@ -129,9 +140,17 @@ class Run:
             RunFolderError: The run has no such point; of a sweep, each has a name.
         """
         if point not in self.points:
-            known = did_you_mean(point, self.points)
+            known = "It has no sweep."
+            if self.points != [""]:
+                known = did_you_mean(point, self.points)
             raise RunFolderError(f"'{self.folder}' has no point '{point}'. {known}")
         return Recording(self.folder / place("tape", point))
+
+
+def _whole(text: str) -> int | None:
+    """A number from 0 below 2^63; None for any other text."""
+    number = int(text) if text.isdecimal() and len(text) < 20 else 2**63
+    return number if number < 2**63 else None
 
 
 def load(run: str | Path, *, data: str | Path | None = None, trust: bool = False) -> Run:

@@ -21,6 +21,7 @@ built        task, plugins and threat model, built once in each process
 
 import copy
 import itertools
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, cast
@@ -93,7 +94,7 @@ class Scenario(Seeded):
             source: The name or the path.
             overrides: `key=value` strings, values as in TOML, bare words as strings.
             data: Folder where local data sets are looked up; by default that of the
-                file, or what `FEDSIM_DATA` names when the task is made.
+                file if it is there, otherwise what `FEDSIM_DATA` names.
             scale: "smoke" (the file as written) or "paper" (with the changes of `paper.scale`).
             trust: Whether to import code that a run folder's scenario names as "module:name".
 
@@ -113,6 +114,9 @@ class Scenario(Seeded):
             )
         for override in overrides:
             set_by(table, override)
+        own = table.get("data_dir")
+        if not data and not (own and Path(str(own)).is_dir()):
+            data = os.environ.get("FEDSIM_DATA")
         if data:
             table["data_dir"] = str(Path(data).expanduser().resolve())
         table["search_dirs"] = search_dirs(table, path.resolve(), trust=trust)

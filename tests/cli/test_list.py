@@ -31,6 +31,11 @@ def test_a_folder_of_data_that_is_not_there_is_an_error(monkeypatch, capsys):
     assert "nowhere is no folder: expected one with local data sets" in said
 
 
+def test_a_scenario_is_shown_whatever_the_environment_names(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    assert str(tmp_path) not in printed("show", "first-rounds")
+
+
 def test_everything_of_every_kind_is_listed_and_shown():
     tables = json.loads(printed("list", "--json"))
     assert tuple(tables) == KINDS

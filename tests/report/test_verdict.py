@@ -271,6 +271,17 @@ def test_a_measure_that_is_always_above_chance_is_told_beside_one_without_succes
     assert found["badge"] == "nothing seen in 3 victims: rate below 63.2 %, few victims"
 
 
+def test_sums_of_secure_aggregation_are_not_called_clients(run):
+    rows = [
+        row(at, "0+1+2", baseline=0.0, value=0.0, victim=f"r{at:04d}-c0000+0001+0002")
+        for at in (1, 2)
+    ]
+    folder = run(*rows)
+    (found,) = verdicts(folder)
+    assert "2 attacks on one sum of clients" in found["badge"]
+    assert "2 sums of updates from 3 of " in page_of(folder)
+
+
 def test_a_guess_from_public_data_that_cannot_be_tested_is_not_beaten(run):
     rng = random.Random(1)
     rows = [

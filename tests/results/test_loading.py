@@ -35,6 +35,14 @@ def test_artifacts_are_a_table_from_which_the_tensors_are_read(run):
         assert found.inputs[0].dtype == torch.float32
 
 
+def test_numbers_of_the_findings_are_numbers(run):
+    found = run.findings
+    assert len(found[found["seed"] == 4]) == len(found[found["batch_size"] == 2]) // 2 > 0
+    kinds = {name: str(found[name].dtype) for name in ("seed", "local_steps", "inclusion")}
+    assert kinds == {"seed": "Int64", "local_steps": "Int64", "inclusion": "float64"}
+    assert len(found.merge(run.diagnosis, on=["seed", "round", "client", "label"])) > 0
+
+
 def test_a_file_that_is_missing_is_an_empty_cell_and_one_clear_error(run):
     path = run.artifacts["tensors"][0]
     content = (run.folder / path).read_bytes()

@@ -52,8 +52,10 @@ def test_in_python_too_the_environment_names_the_folder(tmp_path, monkeypatch):
     file = tmp_path / "scenario.toml"
     assert Scenario.load(file).build_task().folder == tmp_path
     assert Scenario.load(file, data=tmp_path / "x").build_task().folder == tmp_path / "x"
-    stated = Scenario.load(file, [f'data_dir="{tmp_path / "stated"}"'])
-    assert stated.build_task().folder == tmp_path / "stated"
+    stated = [f'data_dir="{tmp_path / "stated"}"']
+    assert Scenario.load(file, stated).build_task().folder == tmp_path
+    (tmp_path / "stated").mkdir()
+    assert Scenario.load(file, stated).build_task().folder == tmp_path / "stated"
     monkeypatch.setenv("FEDSIM_DATA", "")
     assert Images().folder is None
     assert Scenario.load(file).build_task().folder is None

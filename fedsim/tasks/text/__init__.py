@@ -148,6 +148,11 @@ class Text(TextSettings):
         index = torch.cat(self.splits).tolist()
         return examples.encode_texts(self.data, self.texts.texts, index, self.tokens, self.longest)
 
+    def cautions(self) -> list[str]:
+        """Those of any task, and one of texts that the tokenizer does not know whole."""
+        more = examples.cut_texts(self.data, self.texts.texts, self.encoded, self.tokens)
+        return [*super().cautions(), *more]
+
     @functools.cached_property
     def used(self) -> tuple[Tensor, Tensor, Tensor]:
         """Indices of the test, auxiliary and clients' texts that are short enough, int64."""

@@ -162,7 +162,7 @@ def _numbered(name: str, part: _Part, labelled: bool) -> tuple[Any, tuple[str, .
     for index, one in enumerate(part.labels):
         if one is None or one == "":
             raise DataError(f"data '{name}': text {index} has no label")
-        if isinstance(one, float) and not one.is_integer():
+        if _is_fraction(one):
             raise DataError(
                 f"data '{name}': text {index} has the label {one}; expected an integer from 0 or a "
                 "name (round scores to classes first, or name another column in task.label_column)"
@@ -195,6 +195,16 @@ def _numbered(name: str, part: _Part, labelled: bool) -> tuple[Any, tuple[str, .
     if labelled and len(names) < 2:
         raise DataError(f"data '{name}' has a single label; a classifier needs two")
     return np.asarray(numbers, dtype=np.int64), names
+
+
+def _is_fraction(label: object) -> bool:
+    """Whether a label is a number that is no integer; of texts, one between two integers."""
+    if not isinstance(label, str):
+        return isinstance(label, float) and not label.is_integer()
+    try:
+        return float(label) % 1 > 0  # "nan" and "inf" may be names
+    except ValueError:
+        return False
 
 
 def _joined(train: _Part, test: _Part) -> _Part:

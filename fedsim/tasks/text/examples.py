@@ -1,7 +1,7 @@
 """Training examples from texts: split, token ids, masked words, and an attacker's guesses."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,28 @@ def encode_texts(
             )
     most = longest or tokens.longest
     return {at: one for at, one in zip(index, found, strict=True) if len(one) <= most}
+
+
+def cut_texts(
+    name: str, texts: Sequence[str], encoded: Mapping[int, Sequence[int]], tokens: Tokens
+) -> list[str]:
+    """A warning of texts that hold characters the tokenizer does not know.
+
+    Args:
+        name: The data set's name.
+        texts: All texts.
+        encoded: The token ids of those in use, by index.
+        tokens: The tokenizer.
+    """
+    unknown = tokens.special.get("unk")
+    cut = [at for at, ids in encoded.items() if unknown in ids]
+    if not cut:
+        return []
+    return [
+        f"data '{name}': {len(cut)} of {len(encoded)} texts have characters that the tokenizer does "
+        "not know. The model reads [UNK] there, and in the truth that attacks are scored by they "
+        f"are left out (text {min(cut)}: {texts[min(cut)]!r:.60})"
+    ]
 
 
 def mask_tokens(

@@ -32,7 +32,8 @@ def learn_tokenizer(text: tuple[str, ...], size: int, frame: bool) -> Any:
     from tokenizers.pre_tokenizers import Metaspace, Sequence, Split
 
     model = Tokenizer(models.BPE(unk_token=SPECIAL[1]))
-    model.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    blank = normalizers.Replace(Regex(r"[^\S ]"), " ")  # a tab or a line's end parts words, too
+    model.normalizer = normalizers.Sequence([normalizers.NFKC(), blank, normalizers.Lowercase()])
     marks = Split(Regex(r"[^\p{L}\p{N}▁]"), "isolated")
     model.pre_tokenizer = Sequence([Metaspace(WORD_START, "always"), marks])
     printable = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
