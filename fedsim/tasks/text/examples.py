@@ -107,8 +107,8 @@ def cut_texts(
     if not cut:
         return []
     return [
-        f"data '{name}': {len(cut)} of {len(encoded)} texts have characters that the tokenizer does "
-        "not know. The model reads [UNK] there, and in the truth that attacks are scored by they "
+        f"data '{name}': {len(cut)} of {len(encoded)} texts have characters that the tokenizer "
+        "does not know. The model reads [UNK] there, and in the truth that attacks are scored by they "
         f"are left out (text {min(cut)}: {texts[min(cut)]!r:.60})"
     ]
 
