@@ -1,6 +1,5 @@
 """`fedsim reproduce`: a paper's figures and tables."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +34,7 @@ def reproduce(
             out,
             scale,
             overrides=set or [],
-            data=data or os.environ.get("FEDSIM_DATA", ""),
+            data=data,
             execute=not show,
             console=console,
             strict=True,

@@ -7,6 +7,7 @@ repetitions and points to the run folder.
 """
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -71,7 +72,7 @@ def run_figure(
         interrupts.check()
         # Pages are shared: they must not contain the local path of the data.
         reason = str(error)
-        if data:
+        if data := data or os.environ.get("FEDSIM_DATA"):
             reason = reason.replace(str(Path(data).expanduser().resolve()), "--data")
         return f"needs {part.paper.needs}: {reason}" if part.paper.needs else reason
     except FedsimError as error:

@@ -213,14 +213,18 @@ def test_data_that_is_not_there_reads_not_measured_and_stops_nothing(tmp_path, m
         "fedsim.reproduce.catalogue.scenario_names",
         lambda: [toml(tmp_path, "a", data="moon"), toml(tmp_path, "b")],
     )
+    monkeypatch.delenv("FEDSIM_DATA", raising=False)
     text = reproduce("test/tiny", tmp_path / "out")[0].read_text()
     assert "needs a data set of the moon: data 'moon' is looked up in a folder" in text
     assert [row[-1].split(":")[0] for row in table(text, "measure")[:3]] == ["not measured"] * 3
     assert table(text, "measure")[4][-1] == "agrees"
     assert [row[-1] for row in table(text, "batch size")] == ["3", "3"]
     looked = reproduce("test/tiny", tmp_path / "out", data=str(tmp_path))[0].read_text()
-    assert "no data 'moon' in --data" in looked
-    assert str(tmp_path) not in looked
+    monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
+    named = reproduce("test/tiny", tmp_path / "out")[0].read_text()
+    for page in (looked, named):
+        assert "no data 'moon' in --data" in page
+        assert str(tmp_path) not in page
 
 
 def exit_status(monkeypatch, *words):
