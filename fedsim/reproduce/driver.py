@@ -72,8 +72,8 @@ def run_figure(
         interrupts.check()
         # Pages are shared: they must not contain the local path of the data.
         reason = str(error)
-        if data := data or os.environ.get("FEDSIM_DATA"):
-            reason = reason.replace(str(Path(data).expanduser().resolve()), "--data")
+        if named := data or os.environ.get("FEDSIM_DATA"):
+            reason = reason.replace(str(Path(named).expanduser().resolve()), "--data")
         return f"needs {part.paper.needs}: {reason}" if part.paper.needs else reason
     except FedsimError as error:
         interrupts.check()
