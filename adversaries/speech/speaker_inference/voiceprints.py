@@ -76,9 +76,10 @@ def threshold(own: Iterable[float], others: Iterable[float]) -> float:
     mine, theirs = (torch.tensor(sorted(each), dtype=torch.float64) for each in (own, others))
     if not len(mine) or not len(theirs):
         raise ValueError(
-            f"{len(mine)} public utterances of speakers with others and {len(theirs)} of other "
-            "speakers are too few for a threshold: it takes 3 speakers with 2 utterances "
-            "each, and with 3 if the encoder is trained"
+            "too few public utterances for a threshold between known and unknown speakers: it is "
+            "set from 3 speakers or more with 2 utterances each (3 if the encoder is trained), "
+            f"and {len(mine)} utterances serve as known, {len(theirs)} as unknown. Raise "
+            "task.auxiliary_utterances or task.auxiliary_fraction"
         )
     edges = torch.unique(torch.cat([mine, theirs]))
     edges = torch.cat([edges[:1] - 1e-6, (edges[1:] + edges[:-1]) / 2, edges[-1:] + 1e-6])
