@@ -137,10 +137,9 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
         try:
             return adversary.reconstruct(seen, Job(rng, device=device, budget=budget))
         except ValueError as error:
-            hint = ""
-            if len(shape) == 2:
-                hint = (
-                    ". A shape of two numbers is an utterance's (frames, values); give that of a "
-                )
-                hint += "grey image as (1, height, width)"
-            raise ScenarioError(f"{adversary.name} cannot attack this: {error}{hint}") from error
+            hint = (
+                ". A shape of two numbers is that of an utterance, (frames, values); that of a grey "
+                "image is (1, height, width)"
+            )
+            why = f"{error}{hint if len(shape) == 2 else ''}"
+            raise ScenarioError(f"{adversary.name} cannot attack this: {why}") from error

@@ -30,7 +30,8 @@ def diagnose(
         from fedsim.runs.reading import printable
         from fedsim.scenario import AttackPlan
 
-        look_in([Path.cwd()])
+        if adversary:
+            look_in([Path.cwd()])
         more = [AttackPlan(name=name).adversary("--adversary") for name in adversary or ()]
         table = diagnose_run(run, more, data=data or None, trust=trust)
         if (Path(run) / "report.html").is_file():

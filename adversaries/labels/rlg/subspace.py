@@ -154,7 +154,7 @@ def _spectrum(
 
 
 def _sketch(weight: Tensor, width: int, rng: torch.Generator) -> Tensor:
-    """Random sums (d, width) of the rows of a gradient (C, d), which span them if that is enough.
+    """Random sums (d, width) of a gradient's rows (C, d); they span these if the rank is lower.
 
     Of many rows those that follow each other are first added up with random signs, which takes one
     pass over the gradient. The longest rows, those of the labels, are mixed by themselves too: a
