@@ -138,8 +138,8 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
             return adversary.reconstruct(seen, Job(rng, device=device, budget=budget))
         except ValueError as error:
             hint = (
-                ". A shape of two numbers is that of an utterance, (frames, values); that of a grey "
-                "image is (1, height, width)"
+                ". A shape of two numbers is that of an utterance, (frames, values); that of a "
+                "grey image is (1, height, width)"
             )
             why = f"{error}{hint if len(shape) == 2 else ''}"
             raise ScenarioError(f"{adversary.name} cannot attack this: {why}") from error
