@@ -26,6 +26,14 @@ def here(recorded, tmp_path):
     return tmp_path
 
 
+def other_folder(here):
+    """A folder beside the run, with the adversary's module in it."""
+    other = here / "other"
+    other.mkdir()
+    (other / "lab.py").write_text(SOURCE)
+    return other
+
+
 def fedsim(folder, *words):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return python("-m", "fedsim.cli", *words, folder=folder, env=env)
@@ -43,9 +51,7 @@ def test_a_module_of_the_current_folder_is_found(here):
 
 
 def test_a_module_beside_the_scenario_that_names_it_is_found(here):
-    other = here / "other"
-    other.mkdir()
-    (other / "lab.py").write_text(SOURCE)
+    other = other_folder(here)
     (other / "attacks.toml").write_text('[[adversaries]]\nname = "lab:Mine"\nlabel = "here"\n')
     done = fedsim(here, "attack", "run", "other/attacks.toml")
     assert done.returncode == 0, done.stderr
@@ -53,9 +59,7 @@ def test_a_module_beside_the_scenario_that_names_it_is_found(here):
 
 
 def test_code_that_another_run_names_is_imported_only_if_it_is_trusted(here):
-    other = here / "other"
-    other.mkdir()
-    (other / "lab.py").write_text(SOURCE)
+    other = other_folder(here)
     (other / "scenario.toml").write_text('search_dirs = []\n[[adversaries]]\nname = "lab:Mine"\n')
     done = fedsim(here, "attack", "run", "other/scenario.toml")
     assert done.returncode == 2

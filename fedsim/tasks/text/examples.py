@@ -108,8 +108,8 @@ def cut_texts(
         return []
     return [
         f"data '{name}': {len(cut)} of {len(encoded)} texts have characters that the tokenizer "
-        "does not know. The model reads [UNK] there, and in the truth that attacks are scored by "
-        f"they are left out (text {min(cut)}: {texts[min(cut)]!r:.60})"
+        "does not know. The model reads [UNK] there, and the reference texts that attacks are "
+        f"scored against lack them (text {min(cut)}: {texts[min(cut)]!r:.60})"
     ]
 
 
