@@ -24,8 +24,16 @@ RUN_FIELDS = frozenset({"seed", "clients", "folder", "batching"})
 """Fields of a task that the scenario sets from its other tables, and `[task]` cannot."""
 
 
-def _folder_of_environment() -> Path | None:
-    named = os.environ.get("FEDSIM_DATA")
+def named_folder(given: str | Path | None = None) -> Path | None:
+    """The folder of local data sets: the one that is given, or what `FEDSIM_DATA` names.
+
+    Args:
+        given: A folder, or nothing.
+
+    Returns:
+        Its absolute path, which may not exist; None if neither names one.
+    """
+    named = given or os.environ.get("FEDSIM_DATA")
     return Path(named).expanduser().resolve() if named else None
 
 
@@ -68,7 +76,7 @@ class Task(Plugin, ABC):
     clients: int = Field(default=1, ge=1)
     """Number of clients that the data is divided among."""
 
-    folder: Path | None = Field(default_factory=_folder_of_environment)
+    folder: Path | None = Field(default_factory=named_folder)
     """Folder in which local data sets are looked up; by default what `FEDSIM_DATA` names."""
 
     @classmethod

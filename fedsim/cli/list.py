@@ -1,7 +1,5 @@
 """`fedsim list`: plugins, scenarios, models and data, by kind or by word."""
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,10 +27,10 @@ def list_(
 
     from fedsim.cli.catalogue import KINDS, entries, matching
     from fedsim.errors import DataError, ScenarioError
+    from fedsim.task import named_folder
 
     word = " ".join(what or ())
-    data = data or os.environ.get("FEDSIM_DATA", "")
-    folder = Path(data) if data else None
+    folder = named_folder(data)
     if word == "data" and folder is not None and not folder.is_dir():
         raise DataError(
             f"{folder} is no folder: expected one with local data sets (--data DIR or FEDSIM_DATA)"

@@ -7,7 +7,6 @@ repetitions and points to the run folder.
 """
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from fedsim.runs.lock import locked
 from fedsim.runs.tables import not_writable
 from fedsim.scenario import Scenario
 from fedsim.scenario.settings import Record
+from fedsim.task import named_folder
 
 Progress = Callable[[str, int, int, str], None]
 """progress(scenario, finished points, all points, progress of the current point)"""
@@ -72,8 +72,8 @@ def run_figure(
         interrupts.check()
         # Pages are shared: they must not contain the local path of the data.
         reason = str(error)
-        if named := data or os.environ.get("FEDSIM_DATA"):
-            reason = reason.replace(str(Path(named).expanduser().resolve()), "--data")
+        if named := named_folder(data):
+            reason = reason.replace(str(named), "--data")
         return f"needs {part.paper.needs}: {reason}" if part.paper.needs else reason
     except FedsimError as error:
         interrupts.check()

@@ -21,7 +21,6 @@ built        task, plugins and threat model, built once in each process
 
 import copy
 import itertools
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, cast
@@ -52,7 +51,7 @@ from fedsim.scenario.settings import (
     Training,
     default_strategy,
 )
-from fedsim.task import RUN_FIELDS, Task
+from fedsim.task import RUN_FIELDS, Task, named_folder
 
 __all__ = ["AttackPlan", "Scenario", "locate", "read_table", "scenario_names"]
 
@@ -115,10 +114,9 @@ class Scenario(Seeded):
         for override in overrides:
             set_by(table, override)
         own = table.get("data_dir")
-        if not data and not (own and Path(str(own)).is_dir()):
-            data = os.environ.get("FEDSIM_DATA")
-        if data:
-            table["data_dir"] = str(Path(data).expanduser().resolve())
+        stays = not data and own and Path(str(own)).is_dir()
+        if not stays and (folder := named_folder(data)):
+            table["data_dir"] = str(folder)
         table["search_dirs"] = search_dirs(table, path.resolve(), trust=trust)
         return cls.parse(table)
 
