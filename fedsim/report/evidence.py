@@ -224,7 +224,8 @@ def _p(
     """The p-value against one guess; an attack that broke counts as that guess.
 
     A round alone (`fewest` is FEW) is tested over its victims, which are different clients or
-    probes: of a few seeds it has too few means.
+    probes. With several seeds it has to beat the guess over those, too: victims of one seed share
+    a network.
     """
     known = [one for one in scores if not math.isnan(guess(one))]
     if how.kind == "yes/no":
@@ -233,10 +234,12 @@ def _p(
         return None
     guesses = [guess(one) if one.ended else one.counted for one in known]
     values, sizes = [one.counted for one in known], [one.size for one in known]
-    if fewest >= FEW:
-        return better(values, guesses, [""] * len(known), how, sizes=sizes, fewest=fewest)
     seeds, units = [one.seed for one in known], [one.unit for one in known]
-    return better(values, guesses, seeds, how, units=units, sizes=sizes)
+    over_seeds = better(values, guesses, seeds, how, units=units, sizes=sizes)
+    if fewest < FEW:
+        return over_seeds
+    alone = better(values, guesses, [""] * len(known), how, sizes=sizes, fewest=fewest)
+    return None if alone is None or over_seeds is None else max(alone, over_seeds)
 
 
 def _informed(scores: Sequence[Score], how: Measure, fewest: int = FEWEST) -> float:

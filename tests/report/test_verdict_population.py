@@ -46,6 +46,26 @@ def test_rounds_of_few_clients_are_no_repetitions(clients, right, low, high):
     assert low <= kinds.count("leaks") / trials <= high
 
 
+def test_victims_of_one_seed_are_no_repetitions_in_a_round_either():
+    """Errors that share what their network has in common, around those of a guess."""
+    rng, clients, rounds, seeds, trials = np.random.default_rng(3), 10, 2, 3, 60
+    seed, at, client = map(np.ravel, np.meshgrid(range(seeds), range(rounds), range(clients)))
+    rows = pd.DataFrame({
+        "seed": seed.astype(str), "round": at + 1.0, "client": client, "label": "dlg",
+        "metric": "psnr", "baseline": 0.5, "baseline_prior": math.nan, "status": "ok",
+        "victim": [f"r{n:04d}-c{c:04d}" for n, c in zip(at, client, strict=True)],
+        "probe": "", "batch_size": "1", "unit": client,
+    })  # fmt: skip
+    kinds = []
+    for _ in range(trials):
+        scores = 0.5 + rng.normal(0, 0.1, seeds)[seed] + rng.normal(0, 0.1, len(seed))
+        found = judge({0: rows.assign(value=scores, counted=scores)}, MEASURES)
+        kinds.append(found[0].kind)
+    assert kinds.count("leaks") / trials <= 0.07
+    high = rows.assign(value=scores + 1, counted=scores + 1)
+    assert judge({0: high}, MEASURES)[0].kind == "leaks"
+
+
 def test_one_score_a_client_is_tested_as_it_is():
     values, chance, how = [0.5, 0.75, 0.25, 1.0], [0.3] * 4, Measure("Share", kind="share")
     alone = better(values, chance, ["7"] * 4, how, sizes=[4.0] * 4)
