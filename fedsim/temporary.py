@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 
+from fedsim.errors import EngineError
+
 ISOLATION = "fedsim-isolation-"
 """Beginning of the names of folders of isolated adversaries."""
 
@@ -19,6 +21,9 @@ RAY = "fedsim-ray-"
 
 NEW = 60.0
 """Seconds in which a folder may not be locked yet."""
+
+TRIES = 20
+"""How often a temporary folder is made until one is locked."""
 
 ENDS_WITHIN = 5.0
 """Seconds in which processes that were killed have to end."""
@@ -50,9 +55,19 @@ class TemporaryFolder:
 
     def __init__(self, prefix: str) -> None:
         remove_stale()
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=below(prefix)))
-        self._lock = FileLock(self.path / ".lock", timeout=0, thread_local=False)
-        self._lock.acquire()
+        for _ in range(TRIES):
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=below(prefix)))
+            self._lock = FileLock(self.path / ".lock", timeout=0, thread_local=False)
+            # Before it is locked, another process may take it for a stale one and remove it.
+            with contextlib.suppress(Timeout):
+                self._lock.acquire()
+                if (self.path / ".lock").exists():
+                    return
+                self._lock.release()
+        raise EngineError(
+            f"no temporary folder in {below(prefix)} can be locked: other processes remove what is "
+            "made there. Set TMPDIR to another folder"
+        )
 
     def close(self) -> None:
         """Remove the folder."""

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from support.tiny import scenario
 
 import fedsim
@@ -35,6 +37,24 @@ def below(tmp_path, monkeypatch):
 
 def names(folder):
     return {path.name for path in folder.iterdir()}
+
+
+def test_another_process_may_remove_a_folder_before_it_is_locked(below, monkeypatch):
+    plain, others = FileLock.acquire, []
+
+    def late(self, *args, **settings):
+        if len(others) < 3:  # two of killed processes, and the new one
+            others.append(FileLock(self.lock_file, timeout=0))
+            plain(others[-1])
+        return plain(self, *args, **settings)
+
+    monkeypatch.setattr(FileLock, "acquire", late)
+    folder = TemporaryFolder(ISOLATION)
+    assert str(folder.path) not in {str(Path(one.lock_file).parent) for one in others}
+    assert folder.path.exists()
+    folder.close()
+    for other in others:
+        other.release()
 
 
 @KINDS
