@@ -102,7 +102,8 @@ class Scorer:
         for client in interception.clients:
             by_steps.setdefault(self.built.steps(client, size), []).append(client)
         if not self.batch_size_stated and probe is None:
-            size = max(1, interception.update.num_examples // max(by_steps))
+            steps_in_all = sum(steps * len(clients) for steps, clients in by_steps.items())
+            size = max(1, interception.update.num_examples // steps_in_all)
         truths = [
             self.task.truth(tuple(clients), round, batch_size=size, steps=steps)
             for steps, clients in by_steps.items()

@@ -21,7 +21,7 @@ from fedsim.runs.files import make_private
 from fedsim.runs.ledger import Ledger, place
 from fedsim.runs.lock import locked
 from fedsim.runs.tables import not_writable
-from fedsim.scenario import Scenario
+from fedsim.scenario import Scenario, read_table
 from fedsim.scenario.settings import Record
 from fedsim.task import named_folder
 
@@ -111,6 +111,8 @@ def _run_points(scenario: Scenario, folder: Path, progress: Progress, name: str)
     if exists:
         so_far = Ledger(folder)
         so_far.same_scenario(scenario, GROWING)
+        if _more_victims(folder, scenario):
+            so_far.reopen()
         done = so_far.ended()
     left = [seed for seed in seeds if not {*_names(scenario, seed)} <= done]
     total = len(seeds) * len(_names(scenario, scenario.seed))
@@ -161,6 +163,19 @@ def _run_points(scenario: Scenario, folder: Path, progress: Progress, name: str)
         return ""
     first, reason = next(iter(refused.items()))
     return f"{len(refused)} of {total} points failed; the first, {first}: {reason}"
+
+
+def _more_victims(folder: Path, scenario: Scenario) -> bool:
+    """Whether an adversary attacks more or other victims than in a folder of the same scenario."""
+    before = read_table(folder / "scenario.toml")
+    stated = before["threat"]["victims"]
+    for was, plan in zip(before["adversaries"], scenario.adversaries, strict=True):
+        old = was.get("victims", stated)
+        new = scenario.threat.victims if plan.victims is None else plan.victims
+        fewer = isinstance(old, int) and isinstance(new, int) and new < old
+        if old not in ("all", new) and not fewer:
+            return True
+    return False
 
 
 def _repetition(scenario: Scenario, seed: int) -> Scenario:

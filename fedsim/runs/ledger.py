@@ -227,6 +227,11 @@ class Ledger:
             self._files.write("points.csv")
         self._files.append("points.csv", lines([[point, f"{seconds:.3f}"]]))
 
+    def reopen(self) -> None:
+        """Count no point as finished, so that all are run again; attacks that ended stay."""
+        if (self.folder / "points.csv").exists():
+            self._files.write("points.csv")
+
     def discard(self, folder: str) -> None:
         """Remove a folder of the run, such as the checkpoint of a point that has ended."""
         shutil.rmtree(self.folder / folder, ignore_errors=True)

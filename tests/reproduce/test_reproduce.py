@@ -75,6 +75,16 @@ def test_further_seeds_may_attack_fewer_victims(tmp_path, attacked):
         assert "over victims of 2 networks" in row[1]
 
 
+def test_more_victims_are_added_to_finished_repetitions(tmp_path, attacked):
+    source, folder = toml(tmp_path), tmp_path / "out/test/tiny/smoke/tiny"
+    for victims in (1, 2, 2):
+        more = ["training.clients=3", "paper.repetitions=1", f"threat.victims={victims}"]
+        reproduce(source, tmp_path / "out", overrides=more)
+        assert attacked == {1: victims, 4: victims}
+    found = Counter(row["point"] for row in rows(folder) if row["metric"] == "asr")
+    assert {*found.values()} == {4}  # of LLG and iDLG, two each
+
+
 def test_a_second_call_goes_on_where_the_first_was_interrupted(tmp_path, attacked, monkeypatch):
     source, out = toml(tmp_path), tmp_path / "out"
     plain, calls = LLG.reconstruct, []

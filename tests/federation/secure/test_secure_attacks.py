@@ -44,6 +44,8 @@ def test_attacks_run_on_the_aggregate_and_name_all_its_clients(protocol, tmp_pat
         union = [task.batches(c, one.round, batch_size=2, steps=1)[0] for c in one.clients]
         truth = Scorer(build(run), "", batch_size_stated=True).truth(one)
         assert torch.equal(truth.labels, torch.cat([batch.labels for batch in union]))
+        told = Scorer(build(run), "", batch_size_stated=False).truth(one)
+        assert torch.equal(told.labels, truth.labels)
         assert name in page.read_text()
     assert len({row["round"] for row in found}) == 2
     status = {(row["label"], row["status"]) for row in found}
