@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsim.attacking.executor import Observer
 from fedsim.report import verdicts
+from fedsim.runs.inert import line
 
 LOG = logging.getLogger("flwr")
 EVERY = 10.0
@@ -30,7 +31,7 @@ def audit_observer() -> Observer:
             row = fields["findings"][0]
             if row.status in ("failed", "denied", "timeout") and row.label not in without:
                 without.add(row.label)
-                text = (row.victim, row.label, row.status, row.error)
+                text = (row.victim, row.label, row.status, line(row.error))
                 LOG.warning("fedsim: %s %s: %s: %s", *text)
         elif event == "progress" and time.monotonic() - said >= EVERY:
             LOG.info("fedsim: %s", fields["progress"])

@@ -189,6 +189,8 @@ def restore(kept: Checkpoint, strategy: Strategy, context: Callable[[int], Conte
     records = defaultdict[tuple[str, str], dict[str, Tensor]](dict)
     for name, value in kept.tensors.items():
         kind, *path = name.split("/", 3)
+        if not path:  # a tensor of the model, whose name may be "strategy" or "client"
+            continue
         if kind == "strategy":
             fields[path[0]]["/".join(path[1:])] = value.numpy()
         elif kind == "client":

@@ -15,7 +15,7 @@ from fedsim.federation.contents import config_record, entries, is_a, records_of
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
 from fedsim.plugin import validated
 from fedsim.records import Update
-from fedsim.runs.inert import visible
+from fedsim.runs.inert import line, visible
 from fedsim.runs.stored import Meaning
 from fedsim.scenario.settings import Training
 
@@ -183,6 +183,6 @@ def _words(names: Names) -> str:
 
 def failures(failed: Mapping[int, str]) -> str:
     """Clients that failed, and why: their number, and three of them."""
-    words = [f"client {client}: {why:.200}" for client, why in failed.items()]
+    words = [f"client {client}: {line(why):.200}" for client, why in failed.items()]
     more = [f"and {len(words) - 3} more"] if len(words) > 3 else []
     return f"{len(words)} client{'s' * (len(words) > 1)}: {'; '.join(words[:3] + more)}"

@@ -34,6 +34,7 @@ from fedsim.federation.spool import Spool, in_groups
 from fedsim.federation.wrappers import Wrapper, weighted_by
 from fedsim.plugin import check_objects
 from fedsim.records import Interception
+from fedsim.runs.inert import line
 from fedsim.seeds import held
 from fedsim.task import Task
 from fedsim.victim import Loss
@@ -216,7 +217,7 @@ class HonestButCurious(Wrapper):
         if failed:
             self._note_failures(server_round, failed)
         if failed and self.on_failure != "pass":
-            named = "\n".join(f"  client {c}: {why}" for c, why in sorted(failed.items()))
+            named = "\n".join(f"  client {c}: {line(why)}" for c, why in sorted(failed.items()))
             if self.on_failure == "stop":
                 self.campaign.collect(wait=True)
                 setting = "" if self._owned else "training."

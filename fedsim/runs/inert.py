@@ -52,9 +52,14 @@ def legible(text: str) -> str:
     )
 
 
+def line(text: str) -> str:
+    """A text in one line, `visible`: in a log, none of it looks like an entry of its own."""
+    return visible(" ".join(re.split(r"[\t\r\n]+", text)))
+
+
 def shown(text: str) -> str:
-    """A text as it is shown in a table: in one line, `visible` and `inert`."""
-    return inert(visible(" ".join(re.split(r"[\t\r\n]+", text))))
+    """A text as it is shown in a table: a `line` that is `inert`."""
+    return inert(line(text))
 
 
 def _hidden(character: str) -> bool:

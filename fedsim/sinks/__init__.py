@@ -7,14 +7,15 @@ tensorboard   event files
 mlflow        runs on a tracking server or in a database
 """
 
+import dataclasses
+import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.records import Finding
+from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.settings import Sinks
 
@@ -25,6 +26,9 @@ MLFLOW = {
 }
 """The environment of MLflow, as far as it is not set: with MLflow's own defaults a server that
 cannot be reached holds up a run for minutes."""
+
+Cell = tuple[int, str]
+"""A round and the name of a curve."""
 
 
 class Sink(Protocol):
@@ -65,7 +69,8 @@ class Curves:
         self._sinks, self._points, self._folder, self._caution = sinks, points, folder, caution
         self._failed: set[str] = set()
         self._open: dict[str, Sink] = {}
-        self._leaked: dict[tuple[int, str], list[float]] = {}
+        self._leaked: dict[Cell, dict[str, float]] = {}
+        self._changed: set[Cell] = set()
         self._left = 0
 
     def __call__(self, event: str, **fields: Any) -> None:
@@ -83,7 +88,8 @@ class Curves:
         elif event == "attacks":
             self._left += fields["queued"]
         elif event == "findings":  # of one attack; those of a group come one after the other
-            self._add(fields["findings"])
+            for one in fields["findings"]:
+                self._add(dataclasses.asdict(one))
             self._left -= 1
             if not self._left:
                 self._flush()
@@ -94,9 +100,20 @@ class Curves:
             self._end("interrupted" if interrupted else "finished")
 
     def _begin(self, point: str) -> None:
+        self._leaked.clear()
         for name, settings in self._sinks:
             if settings is not None and name not in self._failed:
-                self._attempt(name, partial(self._make, name, point))
+                self._attempt(name, functools.partial(self._make, name, point))
+        for row in self._earlier if self._open else ():
+            if row["point"] == point:
+                self._add(row)
+        self._changed.clear()
+
+    @functools.cached_property
+    def _earlier(self) -> list[dict[str, str]]:
+        """The findings of a run that is resumed."""
+        path = self._folder / "findings.csv"
+        return Ledger(self._folder).rows() if path.exists() else []
 
     def _make(self, name: str, point: str) -> None:
         scenario = self._points[point]
@@ -126,28 +143,30 @@ class Curves:
     def _log(self, values: Mapping[str, float], round: int) -> None:
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         for name, sink in [*self._open.items()] if finite else []:
-            self._attempt(name, partial(sink.log, finite, round))
+            self._attempt(name, functools.partial(sink.log, finite, round))
 
-    def _add(self, findings: Iterable[Finding]) -> None:
-        for one in findings:
-            counted = {"ok": one.value, "failed": one.baseline, "timeout": one.baseline}
-            value = counted.get(one.status)
-            if one.metric and value is not None:
-                cell = (one.round, f"leakage/{one.label}/{one.metric}")
-                self._leaked.setdefault(cell, []).append(value)
+    def _add(self, row: Mapping[str, Any]) -> None:
+        """Take a finding into the mean of its round; a later attempt counts instead of it."""
+        column = {"ok": "value", "failed": "baseline", "timeout": "baseline"}.get(row["status"])
+        if row["metric"] and column and row[column] not in (None, ""):
+            cell = (int(row["round"]), f"leakage/{row['label']}/{row['metric']}")
+            self._leaked.setdefault(cell, {})[row["victim"]] = float(row[column])
+            self._changed.add(cell)
 
     def _flush(self) -> None:
-        """Log the means of the rounds whose attacks have all ended."""
+        """Log the means of the rounds in which attacks have ended since the last call."""
         rounds: dict[int, dict[str, float]] = {}
-        for (round, name), values in sorted(self._leaked.items()):
-            rounds.setdefault(round, {})[name] = sum(values) / len(values)
-        self._leaked.clear()
+        for cell in sorted(self._changed):
+            values = self._leaked[cell].values()
+            rounds.setdefault(cell[0], {})[cell[1]] = sum(values) / len(values)
+        self._changed.clear()
         for round, means in rounds.items():
             self._log(means, round)
 
     def _end(self, status: str) -> None:
-        self._flush()
+        if status != "interrupted":  # the call that resumes the run has the mean of all attacks
+            self._flush()
         self._left = 0
         for name, sink in [*self._open.items()]:
-            self._attempt(name, partial(sink.close, status))
+            self._attempt(name, functools.partial(sink.close, status))
         self._open.clear()

@@ -3,6 +3,7 @@
 import logging
 
 from fedsim.federation import audit_log
+from fedsim.federation.replies import failures
 
 
 def test_each_adversary_has_a_line_and_no_sentence_is_empty(tmp_path, monkeypatch, caplog):
@@ -21,3 +22,8 @@ def test_each_adversary_has_a_line_and_no_sentence_is_empty(tmp_path, monkeypatc
         "fedsim: dlg: not known: no attack ended",
         f"fedsim: the results are in {report}",
     ]
+
+
+def test_what_a_client_says_is_one_line():
+    said = failures({3: "ClientError: oh\nWARNING: fedsim: all is well\x1b[2J"})
+    assert said == r"1 client: client 3: ClientError: oh WARNING: fedsim: all is well\x1b[2J"

@@ -145,9 +145,9 @@ def test_few_checkpoints_wait_for_attacks(kept):
     assert written(ledger) == 40
 
 
-def test_names_of_modules_may_have_a_slash(tmp_path):
+def test_names_of_arrays_may_have_a_slash_or_be_those_of_other_parts(tmp_path):
     ledger = Ledger.create(tmp_path / "run", scenario())
-    arrays = {"body/0.weight": torch.ones(2), "head": torch.zeros(1)}
+    arrays = {"body/0.weight": torch.ones(2), "strategy": torch.zeros(1), "client": torch.ones(1)}
     made = checkpoint.capture(1, arrays, FedAvg(), {}, {})
     made.write(ledger, "checkpoint")
     found = Checkpoint.read(ledger, "checkpoint")

@@ -69,15 +69,37 @@ def test_only_attacks_that_count_enter_a_mean(tmp_path):
     curves("point", point="")
     curves("attacks", round=1, queued=4)
     ended = [
-        finding(value=1.0),
-        finding(value=None, status="failed", baseline=0.2),
-        finding(value=None, status="denied", baseline=0.9),
-        finding(value=0.9, status="unverified"),
+        finding(victim="a", value=1.0),
+        finding(victim="b", value=None, status="failed", baseline=0.2),
+        finding(victim="c", value=None, status="denied", baseline=0.9),
+        finding(victim="d", value=0.9, status="unverified"),
     ]
     for one in ended:
         curves("findings", findings=(one,), pending=0)
     curves("ended", status="finished")
     assert of_tensorboard(tmp_path / "tensorboard") == {"leakage/llg/asr": {1: pytest.approx(0.6)}}
+
+
+def test_a_round_that_was_interrupted_has_the_mean_of_all_its_attacks(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    run, folder = scenario(sinks={"tensorboard": {}}), tmp_path / "run"
+    plain, calls = LLG.reconstruct, []
+
+    def stopping(self, seen, job):
+        calls.append(1)
+        if len(calls) == 7:  # of four in each of two rounds
+            raise KeyboardInterrupt
+        return plain(self, seen, job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LLG, "reconstruct", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(run, folder)
+    assert [*of_tensorboard(folder / "tensorboard")["leakage/llg/asr"]] == [1]
+    simulate(run, folder, resume=True)
+    found = of_tensorboard(folder / "tensorboard")["leakage/llg/asr"]
+    assert found == pytest.approx(told(folder, "leakage/llg/asr"))
+    assert [*found] == [1, 2]
 
 
 def test_mlflow_has_the_numbers_the_settings_and_the_end(tmp_path):
