@@ -277,13 +277,13 @@ class Campaign:
             self.observer("findings", findings=outcome.findings, pending=self.executor.pending)
         if wait:
             self._ended.raise_inclusion()
+            device = device_of(self.scenario.engine, "attack")
+            provenance.add_isolation(self.ledger.folder, walls_around(self._plans, device))
         self._keeper.settle([round for round in self._keeper.unsettled if self.settled(round)])
 
     def close(self) -> None:
         """Record the last attacks, and remove the interceptions that do not stay."""
         self.collect(wait=True)
-        device = device_of(self.scenario.engine, "attack")
-        provenance.add_isolation(self.ledger.folder, walls_around(self._plans, device))
         kept = self._keeper.close()
         if left_out := kept.pop("left_out"):
             most = self.scenario.record.max_bytes

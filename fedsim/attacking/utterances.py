@@ -106,7 +106,7 @@ def shown_utterances(claimed: Reconstruction, truth: Truth, spec: SpeechSpec) ->
     """
     lines = list[str]()
     if claimed.text is not None or claimed.sequences is not None:
-        lines = worded(claimed, truth, spec)
+        lines = [ours for ours, _ in worded(claimed, truth, spec)]
     elif claimed.label_set is not None:
         lines = [spec.spell(sorted(claimed.label_set))]
     files = render_lines(truth.text, lines)

@@ -4,6 +4,7 @@ All of them compare the same pairs of claim and original; see `fedsim.metrics.te
 tokens are left out, except in the metrics that follow the code of LAMP's authors.
 """
 
+import math
 from abc import abstractmethod
 from collections import Counter
 from typing import ClassVar
@@ -215,6 +216,11 @@ class TokenEdits(_OfTexts):
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """Edit distance of all texts divided by their number of tokens; it may exceed 1."""
+        """Edit distance of all texts divided by their number of tokens; it may exceed 1.
+
+        NaN if there are no tokens.
+        """
         matched = pairs(claimed, truth, spec)
-        return sum(_edits(a.ids, b.ids) for a, b in matched) / sum(len(b.ids) for _, b in matched)
+        tokens = sum(len(original.ids) for _, original in matched)
+        edits = sum(_edits(ours.ids, original.ids) for ours, original in matched)
+        return edits / tokens if tokens else math.nan

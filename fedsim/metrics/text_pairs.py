@@ -60,14 +60,14 @@ def _from_text(text: str, tokens: Tokens) -> MatchedText:
 
 
 def _claims(claimed: Reconstruction, tokens: Tokens, most: int) -> tuple[MatchedText, ...]:
-    ids = None if claimed.tokens is None else [one.tolist() for one in claimed.tokens[:most]]
-    if claimed.text is None:
-        return tuple(_from_ids(one, tokens) for one in ids or ())
-    spelled = [_from_text(text, tokens) for text in claimed.text[:most]]
-    if ids is None:
-        return tuple(spelled)
-    both = zip(spelled, (_from_ids(one, tokens) for one in ids), strict=False)
-    return tuple(MatchedText(text.text, own.framed, own.ids) for text, own in both)
+    from_ids = [_from_ids(one.tolist(), tokens) for one in (claimed.tokens or ())[:most]]
+    spelled = [_from_text(text, tokens) for text in (claimed.text or ())[:most]]
+    both = [
+        MatchedText(text.text, own.framed, own.ids)
+        for text, own in zip(spelled, from_ids, strict=False)
+    ]
+    # One of several texts may be claimed in one way alone.
+    return (*both, *spelled[len(both) :], *from_ids[len(both) :])
 
 
 def pairs(

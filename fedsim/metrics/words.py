@@ -6,10 +6,18 @@ If there are more claims than originals, only the first ones count. Case and rep
 ignored.
 """
 
+import math
+from collections.abc import Sequence
+
 from fedsim.metric import Measure, Metric
 from fedsim.metrics.assignment import assigned
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.spec import SpeechSpec
+
+
+def plain(text: object) -> str:
+    """A transcript in lower case, with one space between two words."""
+    return " ".join(str(text).lower().split())
 
 
 def word_errors(claimed: str, original: str) -> int:
@@ -22,8 +30,8 @@ def word_errors(claimed: str, original: str) -> int:
     return int(found.substitutions + found.deletions + found.insertions)
 
 
-def worded(claimed: Reconstruction, truth: Truth, spec: Spec) -> list[str]:
-    """The claimed transcript matched to each original, "" if there is none.
+def worded(claimed: Reconstruction, truth: Truth, spec: Spec) -> list[tuple[str, str]]:
+    """Pairs of a claimed transcript, "" if there is none, and its original, both `plain`.
 
     Claims are read from `text`, else from `sequences`, spelled with the pieces of the task.
 
@@ -32,14 +40,18 @@ def worded(claimed: Reconstruction, truth: Truth, spec: Spec) -> list[str]:
     """
     if truth.text is None:
         raise ValueError("this task's truth has no transcripts, so no metric of words applies")
-    if claimed.text is not None:
-        claims = [" ".join(str(text).lower().split()) for text in claimed.text]
-    else:
-        claims = [spec.require(SpeechSpec).spell(one.tolist()) for one in claimed.sequences or ()]
-    claims = claims[: len(truth.text)]
+    texts: Sequence[object] | None = claimed.text
+    if texts is None:
+        texts = [spec.require(SpeechSpec).spell(one.tolist()) for one in claimed.sequences or ()]
+    claims, originals = [[*map(plain, each)] for each in (texts, truth.text)]
+    claims = claims[: len(originals)]
     # Without a claim every word of an original is wrong; the cost is relative to that.
-    cost = [[word_errors(claim, one) - len(one.split()) for claim in claims] for one in truth.text]
-    return [claims[place] if place >= 0 else "" for place in assigned(cost)]
+    cost = [[word_errors(claim, one) - len(one.split()) for claim in claims] for one in originals]
+    places = assigned(cost)
+    return [
+        (claims[place] if place >= 0 else "", one)
+        for place, one in zip(places, originals, strict=True)
+    ]
 
 
 class _OfTranscripts(Metric):
@@ -66,13 +78,13 @@ class WordErrorRate(_OfTranscripts):
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """Word errors divided by the words of the originals.
+        """Word errors divided by the words of the originals; NaN if these have no words.
 
         The rate exceeds 1 if there are more errors than words.
         """
-        ours, originals = worded(claimed, truth, spec), truth.text or ()
-        wrong = sum(word_errors(*pair) for pair in zip(ours, originals, strict=True))
-        return wrong / sum(len(one.split()) for one in originals)
+        matched = worded(claimed, truth, spec)
+        words = sum(len(original.split()) for _, original in matched)
+        return sum(word_errors(*pair) for pair in matched) / words if words else math.nan
 
 
 class TextExact(_OfTranscripts):
@@ -90,6 +102,5 @@ class TextExact(_OfTranscripts):
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
         """Share of the transcripts without a word error."""
-        ours, originals = worded(claimed, truth, spec), truth.text or ()
-        right = sum(a.split() == b.split() for a, b in zip(ours, originals, strict=True))
-        return right / len(originals)
+        matched = worded(claimed, truth, spec)
+        return sum(ours == original for ours, original in matched) / len(matched)

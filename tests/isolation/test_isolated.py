@@ -13,6 +13,7 @@ from support.tiny import rows, scenario
 
 from fedsim.adversary import Adversary
 from fedsim.attacking.audit import planned
+from fedsim.engine.attack import attack
 from fedsim.engine.simulate import simulate
 from fedsim.errors import PluginError, ScenarioError
 from fedsim.isolation import IsolatedAdversary, isolated, isolates, process, walls_around
@@ -24,6 +25,7 @@ from fedsim.job import Job
 from fedsim.knowledge import Knowledge
 from fedsim.records import Reconstruction
 from fedsim.references import look_in
+from fedsim.runs import provenance
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
 from fedsim.victim import VictimModel
@@ -51,7 +53,7 @@ class Own(Adversary):
         if self.how == "denied":
             seen.know(Knowledge.AUXILIARY)
         if self.how == "memory":
-            return Reconstruction(label_counts={0: int(job.memory_mb)})
+            return Reconstruction(label_counts={0: 1}, diagnostics={"limit": job.memory_mb})
         for _ in job.steps(3):
             job.progress(0, 0.5)
         print("nobody reads this")
@@ -113,17 +115,28 @@ def test_an_own_adversary_is_not_imported_by_the_process_of_the_run(tmp_path, ow
 
 
 @pytest.mark.parametrize(
-    ("how", "status", "error"),
+    ("how", "status", "error", "logged"),
     [
-        ("fails", "ok", ""),
-        ("denied", "denied", "the threat model grants"),
-        ("memory", "ok", ""),
+        ("fails", "ok", "", "RuntimeError: together"),
+        ("denied", "denied", "the threat model grants", ""),
+        ("memory", "ok", "", '"limit": 512'),
     ],
 )
-def test_errors_come_back(tmp_path, own, how, status, error):
+def test_errors_and_limits_pass_the_border(tmp_path, own, how, status, error, logged):
     run = ran(tmp_path, "run", [{"name": own, "how": how, "rounds": [1]}], memory_mb=512)
-    for row in rows(run):
+    found = rows(run)
+    assert found
+    for row in found:
         assert (row["status"], error in row["error"]) == (status, True), row
+    assert logged in (run / "log.jsonl").read_text()
+
+
+def test_an_attack_on_a_recorded_run_says_its_walls_too(tmp_path):
+    kept = {"record": {"keep": "all"}, "threat": {"isolation": "process"}}
+    simulate(scenario(adversaries=[], training={"rounds": 1}, **kept), tmp_path / "run")
+    attack(tmp_path / "run", changes={"adversaries": [{"name": "llg"}]})
+    walls = provenance.read(tmp_path / "run")["isolation"]
+    assert walls["llg"].startswith("process: ")
 
 
 def test_the_facts_follow_the_source(tmp_path, own):

@@ -1,5 +1,7 @@
 """Metrics of text: ROUGE, tokens, matching within a batch, chance levels, and marked words."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -33,6 +35,16 @@ ALONE = Truth(labels=torch.tensor([0]), tokens=[ids(FIRST)], text=[FIRST])
 
 def score(name, truth=TRUTH, **claimed):
     return METRICS[name].score(Reconstruction(**claimed), truth, SPEC)
+
+
+def test_one_of_two_texts_may_be_claimed_by_its_tokens_too():
+    for one in ({"text": [FIRST, SECOND], "tokens": [ids(FIRST)]},
+                {"text": [FIRST], "tokens": [ids(FIRST), ids(SECOND)]}):  # fmt: skip
+        assert score("rouge1", **one) == score("token_exact", **one) == 1
+
+
+def test_texts_without_tokens_have_no_edits():
+    assert math.isnan(score("token_edits", Truth(tokens=[ids("")], text=[""]), text=["a"]))
 
 
 PERFECT = {

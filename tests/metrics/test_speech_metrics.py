@@ -1,5 +1,7 @@
 """How transcripts are scored: words after matching, labels over all word pieces."""
 
+import math
+
 import pytest
 import torch
 from support.small_speech import TASK
@@ -43,6 +45,19 @@ def test_words_are_counted_after_matching(claimed, wer, exact):
     claim = Reconstruction(**claimed)
     assert score("wer", claim, SAID, WORDS) == pytest.approx(wer)
     assert score("text_exact", claim, SAID, WORDS) == exact
+
+
+def test_case_and_spaces_are_ignored_on_both_sides():
+    said = Truth(text=["One  Two", "THREE"])
+    claim = Reconstruction(text=["three", "one TWO"])
+    assert score("wer", claim, said, WORDS) == 0
+    assert score("text_exact", claim, said, WORDS) == 1
+
+
+def test_originals_without_words_have_no_rate():
+    claim, silent = Reconstruction(text=["one"]), Truth(text=[""])
+    assert math.isnan(score("wer", claim, silent, WORDS))
+    assert score("text_exact", claim, silent, WORDS) == 0
 
 
 def test_metrics_of_words_are_for_tasks_with_transcripts():

@@ -232,13 +232,14 @@ class Speech(SpeechSettings):
                     self.loss(module, batch.inputs, batch.labels, lengths=lengths)
                 )
                 summed += count
-                most = int(lengths.max())
-                if self.model.units == "wordpieces":
-                    most = most // 2 + 1
+                limits = lengths // 2 + 1 if self.model.units == "wordpieces" else lengths
+                most = int(limits.max())
                 transcripts = self.model.transcribe(module, batch.inputs, lengths, most)
-                for i, sequence in zip(part.tolist(), transcripts, strict=True):
+                for i, limit, sequence in zip(
+                    part.tolist(), limits.tolist(), transcripts, strict=True
+                ):
                     original = self.recordings[i].text
-                    wrong += word_errors(spec.spell(sequence.tolist()), original)
+                    wrong += word_errors(spec.spell(sequence[:limit].tolist()), original)
                     words += len(original.split())
         return {"loss": loss / summed, "wer": wrong / words, "num_examples": float(len(index))}
 
@@ -284,7 +285,7 @@ class Speech(SpeechSettings):
         """
         lines = list[str]()
         if claimed.text is not None or claimed.sequences is not None:
-            lines = worded(claimed, truth, self.spec)
+            lines = [ours for ours, _ in worded(claimed, truth, self.spec)]
         elif claimed.label_set is not None:
             pieces = self.pieces.names
             lines = [" ".join(pieces[k] for k in sorted(claimed.label_set) if 0 <= k < len(pieces))]

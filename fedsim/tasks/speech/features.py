@@ -63,7 +63,8 @@ class Features(Described):
                 up with zeros.
 
         Returns:
-            Frames, float32 of shape (T, size), where T = 1 + n // stride.
+            Frames, float32 of shape (T, size), where T = 1 + n // stride, or 1 + (n - 1) // stride
+            if the window is odd.
 
         Raises:
             DataError: torchaudio is not installed, or `size` would leave a mel band empty.
@@ -164,7 +165,8 @@ class Header:
 
     def frames(self, features: Features) -> int:
         """The number of frames of the whole file, without trimming."""
-        return 1 + max(self.resampled, features.window) // features.stride
+        samples = max(self.resampled, features.window) - features.window % 2
+        return 1 + samples // features.stride
 
 
 def read_header(source: Any, where: str) -> Header:

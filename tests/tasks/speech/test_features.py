@@ -11,12 +11,20 @@ from support.processes import fresh_python
 from fedsim import libraries
 from fedsim.errors import DataError
 from fedsim.tasks.speech.data import Limits, load
-from fedsim.tasks.speech.features import Features, resample, trim_silence
+from fedsim.tasks.speech.features import Features, Header, resample, trim_silence
 from fedsim.tasks.speech.voices import RATE, speak
 
 
 def digest(sound) -> str:
     return hashlib.sha256(np.asarray(sound).tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("window", [511, 512])
+@pytest.mark.parametrize("samples", [100, 3_199, 3_200, 3_201])
+def test_a_header_says_how_many_frames_there_will_be(window, samples):
+    features = Features(window=window)
+    found = features.of(torch.randn(samples, generator=torch.Generator().manual_seed(0)))
+    assert len(found) == Header(RATE, 1, samples).frames(features)
 
 
 @pytest.mark.parametrize("kind", ["mfcc", "log-mel"])

@@ -130,6 +130,20 @@ def test_the_word_error_rate_is_that_of_what_was_transcribed(task, monkeypatch):
     assert all(longest == frames // 2 + 1 for longest, frames in bounds)
 
 
+def test_the_word_error_rate_does_not_depend_on_who_is_evaluated_together(task, monkeypatch):
+    """Of a recogniser that never ends: a transcript has a piece for two frames of its own."""
+
+    def transcribe(self, module, inputs, lengths, longest):
+        word = task.pieces.encode("the")[:1]
+        return [word.repeat(longest) for _ in lengths]
+
+    monkeypatch.setattr(LAS, "transcribe", transcribe)
+    module = task.module()
+    together = task.evaluate(module)["wer"]
+    monkeypatch.setattr("fedsim.tasks.speech.EVALUATED_AT_ONCE", 1)
+    assert task.evaluate(module)["wer"] == together
+
+
 def test_evaluation_leaves_the_modes_and_judges_a_client_on_its_own(task):
     module = task.module().train()
     assert task.evaluate(module, client=2)["num_examples"] == task.num_examples(2)
