@@ -4,11 +4,13 @@ D are the labels behind an update, |D| their number and n the number of classes.
 that of |D| labels drawn uniformly. An empty claim has the worst value.
 """
 
+import functools
 import math
 from collections import Counter
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedsim.metric import Measure, Metric
 from fedsim.records import Reconstruction, Spec, Truth
@@ -55,6 +57,17 @@ def _direction(values: torch.Tensor) -> torch.Tensor | None:
     if float(centred.abs().max()) < CONSTANT:
         return None
     return torch.nn.functional.normalize(centred, dim=0)
+
+
+@functools.lru_cache(maxsize=64)
+def _different(draws: int, classes: int) -> NDArray[np.float64]:
+    """The probability of each number of different labels among uniform draws, from 0 on."""
+    found = np.zeros(min(draws, classes) + 1)
+    found[0], seen = 1.0, np.arange(len(found)) / classes
+    for _ in range(draws):
+        found[1:] = found[1:] * seen[1:] + found[:-1] * (1 - seen[:-1])
+        found[0] = 0.0
+    return found
 
 
 _COUNTS = ("label_counts", "labels")
@@ -111,6 +124,17 @@ class LabelF1(Metric):
         """2 |C & T| / (|C| + |T|) for the claimed set C and the true set T."""
         ours, true = _sets(claimed, truth)
         return 2 * len(ours & true) / (len(ours) + len(true))
+
+    def chance(self, truth: Truth, spec: Spec) -> float:
+        """Sum over c of P(|D| draws have c different labels) 2 c m / n / (c + m), for |T| = m.
+
+        Which c labels they are is uniform, so that c m / n of them occur on average.
+        """
+        true = true_counts(truth)
+        m, n = len(true), spec.classes
+        probabilities = _different(true.total(), n)
+        c = np.arange(len(probabilities))
+        return float(probabilities @ (2 * c * m / n / (c + m)))
 
 
 class LabelPrecision(Metric):

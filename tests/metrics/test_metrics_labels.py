@@ -59,7 +59,7 @@ def test_f1_is_the_harmonic_mean_of_precision_and_recall(claimed, true):
     assert f1 == pytest.approx(2 * p * r / (p + r) if p + r else 0)
 
 
-@pytest.mark.parametrize("name", ["label_precision", "label_recall"])
+@pytest.mark.parametrize("name", ["label_precision", "label_recall", "label_f1"])
 @pytest.mark.parametrize("true", [[0], [0, 1], [0, 0, 0, 1], [0, 1, 2, 3]])
 def test_chance_of_sets_in_closed_form_is_what_random_guesses_score(name, true):
     truth = labelled(true)

@@ -7,7 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.run_folders import page_of, row, written
+from support.tiny import scenario
 
+from fedsim.engine.simulate import simulate
 from fedsim.metric import Measure
 from fedsim.report import compare, verdicts, write_report
 from fedsim.report.significance import better
@@ -64,6 +66,21 @@ def test_victims_of_one_seed_are_no_repetitions_in_a_round_either():
     assert kinds.count("leaks") / trials <= 0.07
     high = rows.assign(value=scores + 1, counted=scores + 1)
     assert judge({0: high}, MEASURES)[0].kind == "leaks"
+
+
+@pytest.mark.parametrize("seed", [13, 14])
+def test_an_attack_that_guesses_labels_at_random_does_not_leak(tmp_path, seed):
+    """With one example a victim: a chance level that is estimated may be 0 by luck, as for 13."""
+    run = scenario(
+        seed=seed,
+        adversaries=[{"name": "random"}],
+        threat={"seed": seed, "grants": "auxiliary"},
+        training={"rounds": 8, "clients_per_round": 1, "batch_size": 1},
+        task={"auxiliary_fraction": 0.3},
+    )
+    simulate(run, tmp_path / "run")
+    (found,) = verdicts(tmp_path / "run")
+    assert not found["badge"].startswith("leaks")
 
 
 def test_one_score_a_client_is_tested_as_it_is():
