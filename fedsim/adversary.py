@@ -65,6 +65,16 @@ class Adversary(Plugin, ABC):
     over_history: ClassVar[bool] = False
     group: ClassVar[int] = 1
 
+    @classmethod
+    def mistake(cls) -> str:
+        """Declarations of another type than fedsim compares them with."""
+        needs, recovers = getattr(cls, "needs", None), getattr(cls, "recovers", None)
+        if not isinstance(needs, Knowledge):
+            return f"needs is {needs!r:.80}: needs = Knowledge.GRADIENT | ..."
+        if not isinstance(recovers, frozenset):
+            return f"recovers is {recovers!r:.80}: recovers = frozenset({{'labels', ...}})"
+        return ""
+
     @field_validator("*", mode="before")
     @classmethod
     def _none(cls, value: Any, info: ValidationInfo) -> Any:

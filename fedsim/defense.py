@@ -141,6 +141,13 @@ class Defense(Plugin):
                 )
         return self
 
+    @classmethod
+    def mistake(cls) -> str:
+        """Neither method is written, or under another name."""
+        if cls.prepare is Defense.prepare and cls.protect is Defense.protect:
+            return "neither prepare nor protect is written: this defense does nothing"
+        return ""
+
     def prepare(self, training: Training) -> Training:
         """Change the client's training; by default unchanged.
 

@@ -7,7 +7,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import TypeAdapter
 
@@ -23,6 +23,11 @@ def number(value: float, sign: Literal["", "+"] = "") -> str:
     """Format a number with three digits, thousands whole: 0.0123, 2,711, 1.5e+09."""
     digits = ",.0f" if 999.5 <= abs(value) < 999_999.5 else ".3g"
     return f"{value:{sign}{digits}}"
+
+
+Kind = Literal["yes/no", "share", "number"]
+KINDS = get_args(Kind)
+"""How values of a metric are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class Measure:
     title: str
     words: str = ""
     phrase: str = ""
-    kind: Literal["yes/no", "share", "number"] = "number"
+    kind: Kind = "number"
     lower: bool = False
     unit: str = ""
     partly: str = ""
@@ -133,6 +138,22 @@ class Metric(Plugin, ABC):
         if isinstance(shown, Measure):
             words, what = shown.words or cls.summary(), shown.what or _about(cls)
             cls.shown = replace(shown, words=words, what=what)
+
+    @classmethod
+    def mistake(cls) -> str:
+        """Declarations by which it would never be computed, or not be shown."""
+        from fedsim.records import CLAIMS
+
+        fields, shown = getattr(cls, "fields", None), getattr(cls, "shown", None)
+        if not isinstance(fields, tuple) or not fields:
+            return "fields is not declared: fields = ('labels', ...), what it reads of a claim"
+        if unknown := [field for field in fields if field not in CLAIMS]:
+            return f"fields names {unknown}, which Reconstruction lacks: use {sorted(CLAIMS)}"
+        if not isinstance(shown, Measure):
+            return "shown is not declared: shown = Measure(title, words, phrase, ...)"
+        if shown.kind not in KINDS:
+            return f"the kind of shown is {shown.kind!r}: use one of {', '.join(KINDS)}"
+        return ""
 
     @abstractmethod
     def compute(self, claimed: "Reconstruction", truth: "Truth", spec: "Spec") -> float:

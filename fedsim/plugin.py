@@ -64,6 +64,11 @@ class Plugin(Described):
         """Return the first line of the docstring."""
         return (cls.__doc__ or "").strip().splitlines()[0] if cls.__doc__ else ""
 
+    @classmethod
+    def mistake(cls) -> str:
+        """What is wrong with the class so that none can be made of it; "" for nothing."""
+        return ""
+
 
 @functools.cache
 def _entry_points(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
@@ -209,6 +214,8 @@ def make(kind: str, name: str, settings: dict[str, Any], where: str = "") -> Plu
             f"'{name}' does not define {', '.join(lacking)}, which all {kind} have to. "
             f"`fedsim check {name}` says what else is wrong"
         )
+    if wrong := cls.mistake():
+        raise PluginError(f"'{name}' cannot be used: {wrong}")
     return validated(cls, settings, where or f"{kind} '{name}'")
 
 

@@ -9,7 +9,7 @@ path: the scorer derives it again from (seed, client, round).
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -291,6 +291,10 @@ class Reconstruction:
     outcomes: Sequence[str] | None = None
     trace: Sequence[tuple[int, float]] = ()
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
+
+
+CLAIMS = frozenset({one.name for one in fields(Reconstruction)} - {"trace", "diagnostics"})
+"""Fields of a reconstruction that adversaries claim and metrics read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,19 +247,23 @@ class Scorer:
         known = truth.labels is not None or truth.inputs is not None
         stepped = self._stepped(interception)
         origin, checked = self._verified(interception)
-        if status == "ok":
+        broken = ""
+        for each in measured if status == "ok" else ():
+            if self._is_hidden(each, truth):
+                continue
             try:
-                for each in measured:
-                    if self._is_hidden(each, truth):
-                        continue
-                    value = each.score(claimed, truth, self.task.spec)
-                    values[each.name] = None if math.isnan(value) else value
+                value = each.score(claimed, truth, self.task.spec)
+                values[each.name] = None if math.isnan(value) else value
             except Exception as reason:
-                status, values = "failed", {}
-                error = f"its reconstruction cannot be scored: {type(reason).__name__}: {reason}"
+                why = f"{type(reason).__name__}: {reason}"
+                if type(each).__module__.startswith(metrics.__name__):
+                    status, values = "failed", {}
+                    error = f"its reconstruction cannot be scored: {each.name}: {why}"
+                    break
+                broken = broken or f"the metric {each.name} has no value: {why}"
         caution = attack.caution
         if status == "ok":
-            error = metrics.misshapen(claimed, self.task.spec)
+            error = broken or metrics.misshapen(claimed, self.task.spec, truth)
             error = error or contradiction(claimed, values, measured, checked)
             caution = caution or (f"{interception.victim} {label}: {error}" if error else "")
         if status == "ok" and checked.startswith("misfit"):

@@ -28,14 +28,19 @@ def reproduce(
     if not which:
         terminal.listing(console)
         return
-    with noted():  # SIGTERM writes the pages, too, as Ctrl-C does
-        terminal.reproduce(
-            which,
-            out,
-            scale,
-            overrides=set or [],
-            data=data,
-            execute=not show,
-            console=console,
-            strict=True,
-        )
+    try:
+        with noted():  # SIGTERM writes the pages, too, as Ctrl-C does
+            terminal.reproduce(
+                which,
+                out,
+                scale,
+                overrides=set or [],
+                data=data,
+                execute=not show,
+                console=console,
+                strict=True,
+            )
+    except KeyboardInterrupt:
+        text = "interrupted; the same command goes on with what is left"
+        typer.secho(text, fg="yellow", err=True)
+        raise typer.Exit(130) from None

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fedsim.records import Reconstruction, Spec
+from fedsim.records import Reconstruction, Spec, Truth
 
 WHOLE = ("labels", "label_scores", "features")
 """Fields that are one tensor."""
@@ -27,6 +28,8 @@ def plain(claim: Reconstruction) -> Reconstruction:
     for name in WHOLE:
         if (value := getattr(claim, name)) is not None:
             fields[name] = _tensor(name, value)
+    if "labels" in fields:
+        fields["labels"] = _labels(fields["labels"])
     for name in EXAMPLES:
         if (value := getattr(claim, name)) is not None:
             fields[name] = [_tensor(f"{name}[{at}]", one) for at, one in enumerate(value)]
@@ -47,7 +50,20 @@ def _tensor(name: str, value: Any) -> Tensor:
 
 
 def _counts(value: Any) -> dict[int, int]:
-    return {int(key): int(count) for key, count in value.items()}
+    found = {int(key): int(count) for key, count in value.items()}
+    if min(found.values(), default=0) < 0 or [*found.values()] != [*value.values()]:
+        raise ValueError
+    return found
+
+
+def _labels(value: Tensor) -> Tensor:
+    whole = value.long()
+    if value.is_floating_point() and not torch.equal(whole.to(value.dtype), value):
+        raise TypeError(
+            f"labels holds {value.dtype} values such as {float(value.flatten()[0]):g}, expected "
+            "whole numbers"
+        )
+    return whole
 
 
 def _attributes(value: Any) -> dict[str, list[dict[str, float]]]:
@@ -57,8 +73,10 @@ def _attributes(value: Any) -> dict[str, list[dict[str, float]]]:
     }
 
 
+COUNTS = "how often each number occurs, in whole numbers from 0 on"
+
 FORMS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    **dict.fromkeys(("label_counts", "token_counts"), (_counts, "how often each number occurs")),
+    **dict.fromkeys(("label_counts", "token_counts"), (_counts, COUNTS)),
     **dict.fromkeys(("text", "outcomes"), (lambda value: [*map(str, value)], "a list of texts")),
     "label_set": (lambda value: frozenset(map(int, value)), "a set of labels"),
     "num_labels": (int, "a number"),
@@ -72,10 +90,15 @@ FORMS: dict[str, tuple[Callable[[Any], Any], str]] = {
 """How each other field is converted, and what it should hold."""
 
 
-def misshapen(claimed: Reconstruction, spec: Spec) -> str:
+def misshapen(claimed: Reconstruction, spec: Spec, truth: Truth | None = None) -> str:
     """Say which field of a claim has another shape than the task's examples; "" if none has.
 
     Metrics count such a claim as wrong, which looks like an attack that found nothing.
+
+    Args:
+        claimed: The claim.
+        spec: What examples of the task look like.
+        truth: The victim's examples, whose features say how wide these are.
     """
     for number, one in enumerate(claimed.inputs or ()):
         if spec.input_shape is not None and tuple(one.shape) != spec.input_shape:
@@ -89,4 +112,8 @@ def misshapen(claimed: Reconstruction, spec: Spec) -> str:
             f"labels has shape {tuple(labels.shape)}, expected (N,): claim one label for each "
             "example, such as scores.argmax(dim=1)"
         )
+    if truth is not None and truth.features is not None and claimed.features is not None:
+        found, width = tuple(claimed.features.shape), truth.features.shape[1]
+        if len(found) != 2 or found[1] != width:
+            return f"features has shape {found}, expected (N, {width}): the inputs of the head"
     return ""

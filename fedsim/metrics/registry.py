@@ -86,6 +86,8 @@ def together(more: Iterable[Metric]) -> dict[str, Metric]:
 def _add(metric: Metric, known: dict[str, Metric]) -> None:
     if not isinstance(metric, Metric):
         raise PluginError(f"{metric!r} is not a metric; derive its class from fedsim.metric.Metric")
+    if wrong := metric.mistake():
+        raise PluginError(f"metric '{metric.name}' cannot be used: {wrong}")
     if metric.name in known:
         raise PluginError(f"there is a metric '{metric.name}' already: rename this one")
     known[metric.name] = metric

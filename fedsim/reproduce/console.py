@@ -78,7 +78,7 @@ def reproduce(
     """Run what is left of a paper or figure, print its tables and write its paper's pages.
 
     A figure that cannot be measured, for example because its data is missing, does not stop the
-    others. After Ctrl-C the pages are written with the results so far.
+    others. After Ctrl-C the tables are printed and the pages written with the results so far.
 
     Args:
         which: A paper ("llg"), a figure ("llg/fig4a"), or a TOML file with a [paper] table.
@@ -95,6 +95,7 @@ def reproduce(
         The paths of the pages, Markdown before HTML.
 
     Raises:
+        KeyboardInterrupt: There was Ctrl-C or SIGTERM.
         ScenarioError: There is no such figure, or none of the scenarios takes the settings.
         NotMeasured: `strict` is set and there is no row; the pages have been written.
     """
@@ -103,6 +104,7 @@ def reproduce(
     console = console or Console(quiet=True)
     chosen = choose(which)
     _check_settings(chosen, scale, overrides, data)
+    interrupted = False
     problems: dict[str, dict[str, str]] = {figure.id: {} for figure in chosen}
     for figure in chosen:
         if figure.words("needs"):
@@ -116,6 +118,8 @@ def reproduce(
                 )
                 if problem:
                     problems[figure.id][part.name] = problem
+    except KeyboardInterrupt:
+        interrupted = True
     finally:
         known = {**figures(), **{figure.id: figure for figure in chosen}}
         found = {
@@ -140,6 +144,8 @@ def reproduce(
         _show(console, found[figure.id])
     for page in pages:
         console.print(f"page: {page}", markup=False, highlight=False, soft_wrap=True)
+    if interrupted:
+        raise KeyboardInterrupt
     shares = [share for figure in chosen for share in found[figure.id].shares]
     if strict and not any(cell.n for share in shares for cell in share.cells):
         reasons = [share.problem for share in shares if share.problem]

@@ -34,7 +34,8 @@ def locked(path: Path) -> Iterator[bool]:
     """
     try:
         make_folder(path.parent)
-        lock = FileLock(path, timeout=0, mode=permissions(path.parent))
+        # A folder that its owner may not write to is refused by the system, with a clear error.
+        lock = FileLock(path, timeout=0, mode=permissions(path.parent) | 0o600)
         lock.acquire()
     except Timeout:
         yield False

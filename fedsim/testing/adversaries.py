@@ -8,12 +8,11 @@ from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
 from fedsim.metrics import misshapen, plain
-from fedsim.records import Observation, Reconstruction, field_of, of_layer
+from fedsim.records import CLAIMS, Observation, Reconstruction, field_of, of_layer
 from fedsim.seeds import torch_generator
 from fedsim.testing.examples import SPEC, device_of_tests, example
 from fedsim.testing.watching import frozen, same, watched
 
-CLAIMS = {field.name for field in dataclasses.fields(Reconstruction)} - {"trace", "diagnostics"}
 _FIELDS = {
     flag: field_of(flag)
     for flag in Knowledge

@@ -12,10 +12,10 @@ from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
 from fedsim.metric import Metric
 from fedsim.plugin import Plugin
-from fedsim.records import Observation
+from fedsim.records import CLAIMS, Observation
 from fedsim.spec import Spec
 from fedsim.task import Task
-from fedsim.testing.adversaries import CLAIMS, adversary_complaints
+from fedsim.testing.adversaries import adversary_complaints
 from fedsim.testing.defenses import defense_complaints
 from fedsim.testing.metrics import metric_complaints, metric_declarations
 from fedsim.testing.tasks import task_complaints
@@ -105,10 +105,8 @@ def _declarations(cls: type[Plugin]) -> list[str]:
             )
     elif issubclass(cls, Metric):
         found += metric_declarations(cls)
-    elif issubclass(cls, Defense) and (
-        cls.prepare is Defense.prepare and cls.protect is Defense.protect
-    ):
-        found.append("neither prepare nor protect is written: this defense does nothing")
+    elif wrong := cls.mistake():
+        found.append(wrong)
     return found
 
 

@@ -20,7 +20,6 @@ from fedsim.metrics.registry import random_guess
 from fedsim.plugin import make, names
 from fedsim.records import UNKNOWN, Reconstruction, Spec, Truth
 from fedsim.task import Task
-from fedsim.testing.adversaries import CLAIMS
 from fedsim.testing.watching import frozen, same, watched
 
 
@@ -30,14 +29,10 @@ def metric_declarations(cls: type[Metric]) -> list[str]:
     Args:
         cls: The metric's class.
     """
-    found, fields = [], getattr(cls, "fields", None)
-    if not isinstance(fields, tuple) or not fields:
-        found.append("fields is not declared: fields = ('labels', ...), what it reads of a claim")
-    elif unknown := [field for field in fields if field not in CLAIMS]:
-        found.append(f"fields names {unknown}, which Reconstruction lacks: use {sorted(CLAIMS)}")
+    found = [wrong] if (wrong := cls.mistake()) else []
     shown = getattr(cls, "shown", None)
     if not isinstance(shown, Measure):
-        return [*found, "shown is not declared: shown = Measure(title, words, phrase, ...)"]
+        return found
     if unknown := sorted(set(re.findall(r"{(.*?)}", f"{shown.phrase}{shown.partly}")) - _FILLED):
         found.append(f"the phrase of shown has {unknown}: only {sorted(_FILLED)} are filled in")
     if not shown.title or not shown.words:

@@ -140,3 +140,23 @@ def test_what_is_no_claim_says_which_field():
         claims.to_bytes([Reconstruction(inputs=["cat"])])
     with pytest.raises((TypeError, ValueError)):
         claims.to_bytes([Reconstruction(label_counts={"a": "b"})])
+
+
+@pytest.mark.parametrize(
+    ("claimed", "said"),
+    [
+        ({"label_counts": {0: 0.98}}, "label_counts holds dict .*, in whole numbers from 0 on"),
+        ({"token_counts": {0: -1}}, "token_counts holds dict .*, in whole numbers from 0 on"),
+        ({"labels": torch.tensor([1.4, 2.0])}, "labels holds torch.float32 values such as 1.4"),
+    ],
+)
+def test_numbers_of_things_are_whole(claimed, said):
+    with pytest.raises(TypeError, match=said):
+        plain(Reconstruction(**claimed))
+
+
+def test_whole_numbers_may_be_floats():
+    found = plain(Reconstruction(labels=torch.tensor([1.0, 2.0]), label_counts={1.0: 2.0}))
+    assert found.labels.tolist() == [1, 2]
+    assert found.labels.dtype == torch.int64
+    assert found.label_counts == {1: 2}

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedsim.metrics import METRICS
+from fedsim.metrics import METRICS, misshapen
 from fedsim.records import Candidates, Reconstruction, Spec, Truth
 from fedsim.runs.reconstructions import from_file, to_bytes
 
@@ -68,3 +68,10 @@ def test_an_example_that_nothing_was_claimed_for_is_not_found():
 
 def test_without_candidates_nothing_is_retrieved():
     assert math.isnan(scored("feature_retrieval", TRUE))
+
+
+def test_features_of_another_width_are_said():
+    spec, truth = Spec(classes=2), Truth(features=torch.rand(2, 4))
+    assert misshapen(Reconstruction(features=torch.rand(2, 4)), spec, truth) == ""
+    said = misshapen(Reconstruction(features=torch.rand(2, 3)), spec, truth)
+    assert said.startswith("features has shape (2, 3), expected (N, 4)")

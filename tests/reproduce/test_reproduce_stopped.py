@@ -29,3 +29,5 @@ def test_a_stopped_reproduction_leaves_pages_of_what_has_ended(tmp_path):
     assert "Traceback" not in output
     (page,) = out.glob("*/smoke.md")
     assert "| " in page.read_text()
+    assert f"page: {page}" in output
+    assert output.rstrip().endswith("interrupted; the same command goes on with what is left")

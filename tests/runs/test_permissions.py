@@ -11,6 +11,7 @@ from support.tiny_figures import toml
 
 from fedsim.engine.attack import attack
 from fedsim.engine.simulate import simulate
+from fedsim.errors import RunFolderError
 from fedsim.report import write_report
 from fedsim.reproduce.console import reproduce
 
@@ -59,6 +60,17 @@ def test_a_shared_run_folder_follows_the_umask(tmp_path):
     (tmp_path / "run" / "report.md").unlink()
     report = write_report(tmp_path / "run", "markdown")
     assert stat.S_IMODE(report.stat().st_mode) == 0o640
+
+
+def test_a_folder_that_may_not_be_written_to_is_said(tmp_path):
+    simulate(scenario(), tmp_path / "run")
+    (tmp_path / "run").chmod(0o500)
+    late = {"adversaries": [{"name": "idlg"}]}
+    if os.geteuid():
+        with pytest.raises(RunFolderError, match="cannot be written"):
+            attack(tmp_path / "run", changes=late)
+    else:  # who may write everywhere
+        assert attack(tmp_path / "run", changes=late).exists()
 
 
 def test_a_reproduction_and_its_pages_are_their_owners_alone(tmp_path):
