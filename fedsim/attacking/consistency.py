@@ -46,6 +46,9 @@ RESOLVED = 4
 REPLAYED = 1000
 """Batches that are replayed to name a misfit; further ways of training are not tried."""
 
+NO_CLASSES = "its labels are missing, or numbers that are no classes"
+"""Why a training without labels that fedsim knows cannot be repeated."""
+
 LONGEST = 100_000
 """Gradients of a training that is repeated at most: a file could name any number of steps."""
 
@@ -175,7 +178,7 @@ def _unchecked(file: TruthFile, truth: Truth) -> str:
     if seen.partial or truth.inputs is None:
         return "inputs are missing"
     if len(file.labels) < len(seen.sizes):
-        return "its labels are missing, or numbers that are no classes"
+        return NO_CLASSES
     if truth.labels is None:
         return "its labels are not one class for each example"
     return ""

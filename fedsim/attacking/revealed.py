@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.adversary import Adversary
 from fedsim.attacking.classifier import Classifier
-from fedsim.attacking.consistency import consistency
+from fedsim.attacking.consistency import NO_CLASSES, consistency
 from fedsim.attacking.guesses import Pool, guess_inputs
 from fedsim.errors import DataError
 from fedsim.knowledge import Knowledge
@@ -19,6 +19,7 @@ from fedsim.records import Batch, Interception, Reconstruction, Truth
 from fedsim.runs.truth import Seen, TruthFile
 from fedsim.spec import Spec
 from fedsim.task import Task
+from fedsim.tasks.classification import cross_entropy
 from fedsim.victim import Loss, VictimModel
 
 FOLDER = "truth"
@@ -166,6 +167,15 @@ class Revealed(Task):
                 warnings.warn(
                     f"what client {clients[0]} revealed in round {round} does not explain its "
                     f"update ({found}): attacks on it are marked 'unverified', and count nowhere",
+                    stacklevel=2,
+                )
+            assumed = self._project.loss is cross_entropy
+            if assumed and found.endswith(NO_CLASSES) and found not in self._checks.values():
+                warnings.warn(
+                    f"what client {clients[0]} revealed in round {round} has no class labels "
+                    f"({NO_CLASSES}), and no loss is stated: attacks that match gradients take "
+                    "the cross-entropy of classes for it, and that they find nothing with another "
+                    "one proves nothing. Give loss=",
                     stacklevel=2,
                 )
             self._checks[key] = found

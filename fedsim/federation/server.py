@@ -6,6 +6,7 @@ bit. It is curious: it keeps what it sent, and passes what it receives to a camp
 
 import contextlib
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -109,6 +110,8 @@ class HonestButCurious(Wrapper):
                 f"loss is {loss!r:.80}; expected a function of the model, its inputs and the "
                 "labels that returns a scalar tensor"
             )
+        if loss is not None:
+            _check_signature(loss)
         if model is not None and (task is not None or campaign is not None):
             other = "a task" if task is not None else "a campaign"
             raise ScenarioError(f"model= and {other} say both what is trained; leave one out")
@@ -294,6 +297,21 @@ class HonestButCurious(Wrapper):
 
     def _number(self, node: int) -> int:
         return self._identities.client(node)
+
+
+def _check_signature(loss: Loss) -> None:
+    """Raise `ScenarioError` for a loss that cannot be called as attacks call it."""
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):  # a function of another language
+        return
+    try:
+        signature.bind("module", "inputs", "target", lengths=None, at="input")
+    except TypeError as error:
+        raise ScenarioError(
+            f"loss takes {signature}, expected (module, inputs, target, lengths=None, "
+            "at='input'), such as: def loss(module, inputs, target, **_): return mse_loss(module(inputs), target)"
+        ) from error
 
 
 def _scalars(metrics: MetricRecord | None) -> dict[str, float]:

@@ -63,6 +63,7 @@ def test_one_logit_is_attacked_as_two_classes(make, settings, tmp_path):
     assert not measured["reasons"].str.contains("noise|imbalance").any()
 
 
+@pytest.mark.filterwarnings("ignore:.*no class labels")
 def test_rows_of_a_regression_are_attacked_beside_a_guess(tmp_path):
     loss = nn.functional.mse_loss
     found = audited(tmp_path / "run", Net, (3.5, -2.5), loss, FirstLinear())
@@ -85,6 +86,7 @@ class Bag(nn.Module):
         return self.out(self.words(ids))
 
 
+@pytest.mark.filterwarnings("ignore:.*no class labels")
 @pytest.mark.parametrize(("targets", "truth"), [((0.0, 1.0), "revealed"), ((3.5, -2.5), "partial")])
 def test_texts_are_attacked_beside_a_guess_whatever_the_labels_are(targets, truth, tmp_path):
     def loss(net, client):

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fedsim import load, reveal
+from fedsim.errors import ScenarioError
 
 
 def by_hand(net, loader):
@@ -98,7 +99,9 @@ UNCHECKED = {
 
 
 def test_what_cannot_be_checked_says_why(tmp_path):
-    found = checks(audited(tmp_path, *UNCHECKED, record={"keep": "all"}), *UNCHECKED)
+    with pytest.warns(UserWarning, match="client 1 revealed in round 1 has no class labels"):
+        findings = audited(tmp_path, *UNCHECKED, record={"keep": "all"})
+    found = checks(findings, *UNCHECKED)
     assert found == {
         one.__name__: ("ok", truth, f"not checked: {why}")
         for one, (truth, why) in UNCHECKED.items()
@@ -161,3 +164,23 @@ def test_a_check_that_raises_says_so_and_is_made_once(tmp_path):
         ("revealed", "not checked: ValueError: no such loss")
     }
     assert calls.count(8) == 1, "the others are of random inputs"
+
+
+def numbers(net, loader):
+    """A client that learns numbers, by a loss that nobody stated."""
+    pairs = [(x, y.float() / 2) for x, y in loader.dataset]
+    distance = lambda logits, y: nn.functional.mse_loss(logits[:, 0], y)  # noqa: E731
+    batches = reveal(DataLoader(pairs, batch_size=8))
+    steps(net, batches, torch.optim.SGD(net.parameters(), lr=0.1), distance)
+
+
+def test_labels_that_are_no_classes_are_warned_of_where_no_loss_is_stated(tmp_path):
+    with pytest.warns(UserWarning, match=r"has no class labels .* Give loss="):
+        audited(tmp_path / "without", numbers)
+    stated = lambda module, inputs, target, **_: module(inputs)[:, 0].square().mean()  # noqa: E731
+    audited(tmp_path / "with", numbers, loss=stated)  # warnings are errors
+
+
+def test_a_loss_that_attacks_cannot_call_is_refused(tmp_path):
+    with pytest.raises(ScenarioError, match=r"loss takes \(output, target\), expected \(module, "):
+        audited(tmp_path, numbers, loss=lambda output, target: output.mean())
