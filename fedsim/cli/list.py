@@ -1,5 +1,6 @@
 """`fedsim list`: plugins, scenarios, models and data, by kind or by word."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,7 +31,7 @@ def list_(
     from fedsim.task import named_folder
 
     word = " ".join(what or ())
-    folder = named_folder(data)
+    folder = Path(data) if data else named_folder()
     if word == "data" and folder is not None and not folder.is_dir():
         raise DataError(
             f"{folder} is no folder: expected one with local data sets (--data DIR or FEDSIM_DATA)"

@@ -310,7 +310,8 @@ def _check_signature(loss: Loss) -> None:
     except TypeError as error:
         raise ScenarioError(
             f"loss takes {signature}, expected (module, inputs, target, lengths=None, "
-            "at='input'), such as: def loss(module, inputs, target, **_): return mse_loss(module(inputs), target)"
+            "at='input'), such as: "
+            "def loss(module, inputs, target, **_): return mse_loss(module(inputs), target)"
         ) from error
 
 
