@@ -21,7 +21,7 @@ ROOT = Path(fedsim.__file__).parent
 # of each other.
 ROOMS = [
     {"errors", "interrupts", "moved"},
-    {"references", "libraries", "temporary", "described"},
+    {"references", "libraries", "temporary", "described", "inert"},
     {"seeds", "plugin", "parts", "privacy", "job", "quantity"},
     {"requirement"},
     {"spec"},
@@ -168,7 +168,7 @@ READING = (
     "fedsim.errors",
     "fedsim.metric",
     "fedsim.runs.files",
-    "fedsim.runs.inert",
+    "fedsim.inert",
     "fedsim.runs.reading",
 )
 

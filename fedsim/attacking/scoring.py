@@ -17,10 +17,10 @@ from fedsim.attacking.revealed import Revealed, as_trained
 from fedsim.attacking.truths import distinct, union
 from fedsim.errors import DataError
 from fedsim.gradients.true_features import candidates, true_features
+from fedsim.inert import visible
 from fedsim.isolation.claims import MOST_VALUES as MOST_VALUES
 from fedsim.isolation.claims import as_json as as_json
 from fedsim.records import Batch, Finding, Interception, Reconstruction, Status, Truth
-from fedsim.runs.inert import visible
 from fedsim.runs.reading import TENSORS
 from fedsim.runs.reconstructions import to_bytes
 from fedsim.runs.tables import artifacts_place

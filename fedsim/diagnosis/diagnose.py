@@ -17,6 +17,7 @@ from fedsim.diagnosis.cost import seconds
 from fedsim.diagnosis.leaks import outcomes
 from fedsim.diagnosis.rows import COLUMNS, Attacked, Rows, point_and_seed, recorded
 from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.inert import restored
 from fedsim.libraries import brief
 from fedsim.plugin import names
 from fedsim.quantity import QUANTITIES
@@ -26,7 +27,6 @@ from fedsim.report.folder import read_folder
 from fedsim.report.verdict import verdicts_of
 from fedsim.runs import provenance
 from fedsim.runs.files import write_whole
-from fedsim.runs.inert import restored
 from fedsim.runs.recording import Recording
 from fedsim.runs.tables import cells, lines, place, writing
 from fedsim.scenario import Scenario

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.attacking.executor import Observer
+from fedsim.inert import line
 from fedsim.report import verdicts
-from fedsim.runs.inert import line
 
 LOG = logging.getLogger("flwr")
 EVERY = 10.0

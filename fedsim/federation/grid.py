@@ -17,8 +17,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsim.inert import visible
 from fedsim.libraries import brief, memory_is_short
-from fedsim.runs.inert import visible
 from fedsim.runs.stored import Meaning as Meaning
 
 FIRST_NODE = 1000

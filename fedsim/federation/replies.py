@@ -13,9 +13,9 @@ from fedsim.errors import ClientError, ScenarioError, UpdateRefused
 from fedsim.federation.arrays import tensor_of
 from fedsim.federation.contents import config_record, entries, is_a, records_of
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY
+from fedsim.inert import line, visible
 from fedsim.plugin import validated
 from fedsim.records import Update
-from fedsim.runs.inert import line, visible
 from fedsim.runs.stored import Meaning
 from fedsim.scenario.settings import Training
 

@@ -33,9 +33,9 @@ from fedsim.federation.replies import read_update as read_update
 from fedsim.federation.senders import by_node
 from fedsim.federation.spool import Spool, in_groups
 from fedsim.federation.wrappers import Wrapper, weighted_by
+from fedsim.inert import line
 from fedsim.plugin import check_objects
 from fedsim.records import Interception
-from fedsim.runs.inert import line
 from fedsim.seeds import held
 from fedsim.task import Task
 from fedsim.victim import Loss

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsim.errors import RunFolderError
+from fedsim.inert import inert, shown
 from fedsim.report.folder import RunFolder, read_folder
 from fedsim.report.leakage import summarise
 from fedsim.report.verdict import Verdict, verdicts_of
-from fedsim.runs.inert import inert, shown
 from fedsim.runs.reading import Measures, printable, read_rows, split_point
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.runs.inert import legible
+from fedsim.inert import legible
 from fedsim.runs.reading import TENSORS, Measures, inside, probe_of
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import RunFolderError
+from fedsim.inert import shown, visible
 from fedsim.report.replication import Series, in_order
-from fedsim.runs.inert import shown, visible
 from fedsim.runs.reading import (
     Measures,
     inside,

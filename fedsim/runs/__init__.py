@@ -9,7 +9,6 @@ provenance        versions, seed, and hashes of scenario, data and model
 lock              its lock, so that two processes do not write at once
 files             permissions of its files and folders
 reading           reads the run folder
-inert             text that is no more than text where it is shown
 reconstructions   an attack's claim as a file of tensors
 recording         what the server intercepted, for later attacks
 index             the index of a recording

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedsim.errors import RunFolderError
+from fedsim.inert import restored, visible
 from fedsim.libraries import read_csv
 from fedsim.metrics.registry import described
 from fedsim.records import Finding
@@ -24,7 +25,6 @@ from fedsim.runs import provenance
 from fedsim.runs.attack_log import AttackLog, Ended
 from fedsim.runs.files import make_folder, make_private
 from fedsim.runs.growing import GrowingFiles
-from fedsim.runs.inert import restored, visible
 from fedsim.runs.provenance import SCHEMA, differences
 from fedsim.runs.reading import COLUMNS
 from fedsim.runs.repair import attack_of, attempt_of, forget_incomplete, mend_tables, with_inclusion

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsim.errors import RunFolderError
+from fedsim.inert import restored
 from fedsim.metric import FORMAT, Measure
-from fedsim.runs.inert import restored
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedsim.errors import RunFolderError, encodable, not_written
+from fedsim.inert import inert, restored
 from fedsim.runs.files import write_whole
-from fedsim.runs.inert import inert, restored
 from fedsim.runs.reading import COLUMNS, refuse_pipes
 
 PUT_BACK = "Put back the file that the run wrote, or begin a run with another --out"

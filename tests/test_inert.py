@@ -14,9 +14,9 @@ from support.findings import finding
 from support.run_folders import page_of, row, written
 from support.tiny import rows, scenario
 
+from fedsim.inert import inert, restored, shown, visible
 from fedsim.report import write_report
 from fedsim.results.loading import Run
-from fedsim.runs.inert import inert, restored, shown, visible
 from fedsim.runs.ledger import Ledger
 from fedsim.runs.tables import cells, lines, parsed
 
