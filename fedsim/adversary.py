@@ -22,6 +22,10 @@ Source = str | dict[str, Any]
 """Another adversary, as its name or a table of `name` and settings; "given": the threat model."""
 
 
+PLANNED = frozenset({"name", "label", "victims", "rounds", "budget", "timeout", "settings"})
+"""Keys of a scenario's `[[adversaries]]` tables that are no settings of the adversary."""
+
+
 def group_size(adversary: "Adversary") -> int:
     """How many observations an adversary attacks at once: what its `together` says, up to `group`.
 

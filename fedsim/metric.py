@@ -47,7 +47,7 @@ class Measure:
         detail: Shown on the page and in the findings, but not in the table that a run prints.
         leaks: False for a metric of the attack's own search, for which there is no chance level.
         signed: Whether values may be negative, as the difference of two values.
-        most: The largest value of a number that cannot be negative.
+        most: The largest value of a number.
         rank: An adversary's main metric is the one with the lowest rank that it is scored by.
         what: What it is about, such as "labels" or "inputs"; by default from the metric's `fields`.
     """
@@ -70,7 +70,7 @@ class Measure:
     def range(self) -> tuple[float, float]:
         """Bounds of a value: shares up to 1, errors from 0 on (word error rates may pass 1)."""
         if self.signed:
-            return -math.inf, math.inf
+            return -math.inf, self.most
         if self.lower or self.most < math.inf:
             return 0.0, self.most
         return (-math.inf, math.inf) if self.kind == "number" else (0.0, 1.0)

@@ -56,8 +56,11 @@ def alarm(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        finally:  # also if it rings between these two lines
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
 
 
 class GroupFailed(Exception):

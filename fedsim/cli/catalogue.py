@@ -95,13 +95,12 @@ class Entry:
                 ],
             }
         elif issubclass(cls, Metric):
-            low, high = cls.shown.range
             facts |= {
                 "reads": list(cls.fields),
                 "title": cls.shown.title,
                 "means": cls.shown.words,
                 "better for the attacker": "lower" if cls.shown.lower else "higher",
-                "range": f"{low:g} to {high:g}" if low > -math.inf else "any number",
+                "range": _range(*cls.shown.range),
             }
         elif issubclass(cls, Defense) and cls.protect is Defense.protect:
             hidden = {"layers"}  # of an update, which it does not touch
@@ -109,6 +108,13 @@ class Entry:
         names = sorted(cls.model_fields, key=lambda name: name in shared)
         facts["settings"] = describe_settings(cls, [name for name in names if name not in hidden])
         return facts
+
+
+def _range(low: float, high: float) -> str:
+    """Bounds of a metric's values in words."""
+    if low > -math.inf:
+        return f"{low:g} to {high:g}"
+    return f"up to {high:g}" if high < math.inf else "any number"
 
 
 def _plain(text: str) -> str:

@@ -128,7 +128,12 @@ class PSNR(_OfInputs):
     name = "psnr"
     keywords = ("image reconstruction", "image quality", "decibel")
     shown = Measure(
-        "PSNR", phrase="peak signal-to-noise ratio {value} over {n} updates", unit=" dB", rank=190
+        "PSNR",
+        phrase="peak signal-to-noise ratio {value} over {n} updates",
+        unit=" dB",
+        signed=True,
+        most=PSNR_CAP,
+        rank=190,
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
@@ -142,7 +147,13 @@ class SSIM(_OfInputs):
 
     name = "ssim"
     keywords = ("image reconstruction", "image quality", "perceptual")
-    shown = Measure("SSIM", phrase="structural similarity {value} over {n} updates", rank=200)
+    shown = Measure(
+        "SSIM",
+        phrase="structural similarity {value} over {n} updates",
+        signed=True,
+        most=1.0,
+        rank=200,
+    )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
         """SSIM with a Gaussian window of 11 pixels, or of 5 for smaller images."""

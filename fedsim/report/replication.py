@@ -39,7 +39,9 @@ def utility_measure(metric: str) -> Measure:
     """How a metric of utility.csv is read."""
     if metric.endswith("accuracy"):
         return Measure("Accuracy", kind="share")
-    return Measure(metric, lower=metric.endswith("loss") or budget(metric) is not None)
+    if metric.endswith("mcc"):
+        return Measure(metric, signed=True, most=1.0)
+    return Measure(metric, lower=metric.endswith(("loss", "wer")) or budget(metric) is not None)
 
 
 def attacks_of(rows: "pd.DataFrame", label: str, metric: str) -> "pd.DataFrame":

@@ -5,7 +5,7 @@ import typing
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fedsim.adversary import Adversary
+from fedsim.adversary import PLANNED, Adversary
 from fedsim.defense import Defense
 from fedsim.described import description
 from fedsim.knowledge import Knowledge
@@ -84,6 +84,11 @@ def _declarations(cls: type[Plugin]) -> list[str]:
         if not _bounded(field.annotation, field.metadata):
             found.append(f"setting '{name}' is an unbounded number: Field(ge=..., le=...)")
     if issubclass(cls, Adversary):
+        for name in sorted(PLANNED & cls.model_fields.keys()):
+            found.append(
+                f"setting '{name}' cannot be set: in a scenario, {name} says which attacks are "
+                "made; give the setting another name"
+            )
         if not isinstance(getattr(cls, "needs", None), Knowledge):
             found.append("needs is not declared: needs = Knowledge.GRADIENT | ...")
         recovers = getattr(cls, "recovers", None)

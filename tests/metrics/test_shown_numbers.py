@@ -3,7 +3,8 @@
 import pytest
 
 from fedsim.metric import Measure
-from fedsim.report.intervals import change, interval_text
+from fedsim.metrics import METRICS
+from fedsim.report.intervals import change, interval, interval_text
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,9 @@ def test_a_difference_of_shares_is_in_points():
     change = Measure("Change of accuracy", kind="share", signed=True)
     assert change.show(-0.0459) == "-4.59 points"
     assert interval_text(-0.0459, -0.0593, -0.0326, change) == "-4.59 points [-5.93, -3.26]"
+
+
+@pytest.mark.parametrize(("name", "most"), [("ssim", 1), ("psnr", 100)])
+def test_an_interval_ends_where_an_exact_copy_is(name, most):
+    low, high = interval([0.99 * most, 0.999 * most, 0.8 * most], METRICS[name].shown)
+    assert low < 0.8 * most < high == most

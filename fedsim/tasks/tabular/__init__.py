@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny
 from torch import Tensor
 
+from fedsim.inert import inert
 from fedsim.metrics import match
 from fedsim.records import Reconstruction, Truth
 from fedsim.spec import TabularSpec
@@ -132,11 +133,16 @@ def side_by_side(
         both = [(row[at], claim[at]) for row, claim in zip(true, ours, strict=True)]
         shown = [f"{_shown(a)} → {_shown(b)}" for a, b in both[:SHOWN]]
         lines.append(f"{column.name}: {' | '.join(shown)}")
-        cells.writerows([number, column.name, *pair] for number, pair in enumerate(both))
+        named = inert(column.name)
+        cells.writerows([number, named, *map(_harmless, pair)] for number, pair in enumerate(both))
     return {
         "reconstruction.txt": "\n".join([*lines, ""]).encode(errors="replace"),
         "cells.csv": stream.getvalue().encode(errors="replace"),
     }
+
+
+def _harmless(cell: float | str) -> float | str:
+    return inert(cell) if isinstance(cell, str) else cell
 
 
 def _shown(cell: float | str) -> str:

@@ -233,7 +233,8 @@ def test_the_shipped_scenario_recovers_labels_and_rows(tmp_path):
 
 
 def test_categories_are_recovered_and_shown_beside_the_original(tmp_path):
-    patients().to_csv(tmp_path / "patients.csv", index=False)
+    table = patients().rename(columns={"code": "=1+1"})  # a formula, to a spreadsheet
+    table.to_csv(tmp_path / "patients.csv", index=False)
     table = {
         "task": {"name": "tabular", "data": "patients"},
         "training": {"algorithm": "fedsgd", "rounds": 1, "clients": 3, "batch_size": 1},
@@ -252,7 +253,7 @@ def test_categories_are_recovered_and_shown_beside_the_original(tmp_path):
     ward = cells["ward"]["original"]
     assert ward == cells["ward"]["reconstruction"] in ("east", "north", "west")
     assert f"ward: {ward} → {ward}\n" in files["reconstruction.txt"]
-    assert list(cells) == ["age", "ward", "code", "fever", "dose"]
+    assert list(cells) == ["age", "ward", "'=1+1", "fever", "dose"]
 
 
 def test_a_row_whose_squares_are_infinite_is_scored_as_any_other():
