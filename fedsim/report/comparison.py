@@ -1,6 +1,7 @@
 """What the page of several runs shows: settings that differ, results side by side, differences."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,10 @@ from fedsim.runs.reading import Measures
 
 ASIDE = ("name", "description", "search_dirs", "data_dir")
 """Keys of a scenario that do not affect results."""
+COMPOSING = re.compile(
+    r"task\.(?!model|parameters|name)|training\.(clients|batch_size|local_steps|local_epochs|batching)$"
+)
+"""Keys of a scenario by which a client has other examples in a round."""
 SETTINGS = 200
 """The largest number of differing settings that are listed."""
 
@@ -83,6 +88,12 @@ def content(run_dirs: Sequence[Path]) -> dict[str, Any]:
             f"{name} is about other examples ({other}) than {names[0]} "
             f"({_task(folders[0])}), so that no difference is taken."
             for name, other in elsewhere.items()
+        ]
+        + [
+            f"{name} has other examples behind the same client and round than {names[0]} "
+            f"({', '.join(keys)} differ): differences pair clients and rounds, and not examples."
+            for name, folder in zip(names[1:], folders[1:], strict=True)
+            if name not in elsewhere and (keys := _composing(folder, folders[0]))
         ],
         "settings": {"head": ["Setting", *names], "body": differing[:SETTINGS]},
         "more_settings": max(0, len(differing) - SETTINGS),
@@ -110,10 +121,17 @@ def _task(folder: RunFolder) -> str:
 
 
 def _same_data(*folders: RunFolder) -> bool:
-    """Whether runs have the same data, by their names or, where these differ, by fingerprint."""
+    """Whether runs have the same data: by fingerprint or, where one is not known, by name."""
     known = [folder.provenance.get("hashes") for folder in folders]
-    hashes = {str(one.get("data", "")) if isinstance(one, dict) else "" for one in known}
-    return len({_task(one) for one in folders}) == 1 or (len(hashes) == 1 and hashes != {""})
+    hashes = [str(one.get("data", "")) if isinstance(one, dict) else "" for one in known]
+    return len({*hashes} if all(hashes) else {_task(one) for one in folders}) == 1
+
+
+def _composing(*folders: RunFolder) -> list[str]:
+    """Settings that differ between runs and by which a client has other examples in a round."""
+    flat = [dict(_flat(folder.scenario)) for folder in folders]
+    keys = dict.fromkeys(key for one in flat for key in one if COMPOSING.match(key))
+    return [key for key in keys if len({json.dumps(one.get(key), default=str) for one in flat}) > 1]
 
 
 def _base(one: Series, name: str, first: Sequence[Series], of: str) -> Series:

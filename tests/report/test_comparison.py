@@ -193,3 +193,19 @@ def test_the_comparison_works_in_a_browser(runs, browser):
     time.sleep(1)  # Plotly resizes its charts a moment after the window.
     assert browser.execute_script(tall) == before
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_data_of_one_name_and_other_content_are_other_examples(runs):
+    for folder, digest in zip(runs, ("sha256 a", "sha256 b"), strict=True):
+        provenance = {"hashes": {"data": digest}}
+        (folder / "provenance.json").write_text(json.dumps(provenance))
+    assert "so that no difference is taken" in words(compare(runs))
+
+
+def test_other_examples_behind_the_same_clients_are_said(runs):
+    first, second = runs
+    assert "differences pair clients and rounds" not in words(compare(runs))
+    (second / "scenario.toml").write_text(SCENARIO.replace("clients = 20", "clients = 77"))
+    text = words(compare(runs))
+    assert "second has other examples behind the same client and round than first" in text
+    assert "(training.clients differ)" in text
