@@ -75,6 +75,7 @@ def preflight(
     cautions += check_probes(built) + attack_cautions(built)
     if not nodes_decide:
         cautions += _without_effect(scenario)
+    cautions += _plain_average(scenario)
     if scenario.engine.vectorize and (nodes_decide or engine_name(scenario) == "flower"):
         cautions.append(
             "engine.vectorize has no effect: Flower asks for each client alone, and none trains "
@@ -95,6 +96,24 @@ def _without_effect(scenario: Scenario) -> list[str]:
     keys = " and ".join(f"engine.{key} = {getattr(engine, key)}" for key in stated)
     verb = "has" if len(stated) == 1 else "have"
     return [f'{keys} {verb} no effect on engine "{name}". Set engine.name = "ray"']
+
+
+def _plain_average(scenario: Scenario) -> list[str]:
+    """A warning of a strategy that averages as plainly as `FedAvg`, with the settings it has."""
+    training = scenario.training
+    settings = training.strategy_table
+    if settings["name"] == "FedAvgM" and not settings.get("server_momentum"):
+        return [
+            "FedAvgM without momentum is FedAvg, and Flower's default is 0. Set training.strategy ="
+            ' {name = "FedAvgM", server_momentum = 0.9}'
+        ]
+    beta, clients = settings.get("beta", 0.2), training.per_round
+    if settings["name"] == "FedTrimmedAvg" and int(beta * clients) == 0:
+        return [
+            f"FedTrimmedAvg leaves out no value: beta = {beta} of {clients} clients is less than "
+            "one. Raise beta, which is below 0.5, or let more clients take part"
+        ]
+    return []
 
 
 def _small_batches(built: BuiltRun) -> list[str]:

@@ -11,6 +11,7 @@ from support.rogues import Historian
 from support.tiny import rows, scenario
 
 from fedsim.engine.inline import InlineGrid
+from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate
 from fedsim.federation.strategies import FedSGD, Following
 
@@ -112,3 +113,18 @@ def test_without_the_grant_history_stays_unseen(tmp_path):
     simulate(run, tmp_path)
     assert Historian.lengths == []
     assert {row["status"] for row in rows(tmp_path)} == {"denied"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        ("FedAvgM", "FedAvgM without momentum is FedAvg"),
+        ({"name": "FedAvgM", "server_momentum": 0.5}, ""),
+        ("FedTrimmedAvg", "beta = 0.2 of 4 clients is less than one"),
+        ({"name": "FedTrimmedAvg", "beta": 0.25}, ""),
+    ],
+)
+def test_a_strategy_that_averages_plainly_is_said(strategy, said):
+    _, cautions = preflight(scenario(training={"algorithm": "fedavg", "strategy": strategy}))
+    assert len(cautions) == bool(said)
+    assert said in "".join(cautions)

@@ -203,7 +203,7 @@ def test_data_of_one_name_and_other_content_are_other_examples(runs):
 
 
 def test_other_examples_behind_the_same_clients_are_said(runs):
-    first, second = runs
+    _, second = runs
     assert "differences pair clients and rounds" not in words(compare(runs))
     (second / "scenario.toml").write_text(SCENARIO.replace("clients = 20", "clients = 77"))
     text = words(compare(runs))
