@@ -62,7 +62,7 @@ def test_a_new_package_says_what_comes_next_and_conforms(kind, made):
 def test_a_name_of_one_of_fedsims_own_metrics_is_refused(tmp_path, monkeypatch, capsys):
     code, words = asked(monkeypatch, capsys, tmp_path, "metric", "psnr")
     assert code == 2
-    assert "there is a psnr among the metrics" in words
+    assert "'psnr' is the name of one of the metrics" in words
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_name_of_one_of_fedsims_own_metrics_is_refused(tmp_path, monkeypatch, 
         ("a/b", "fedsim new adversary a_b"),
         ("torch", "is installed already, and would be shadowed"),
         ("there", "there is there already"),
-        ("bias_signs", "there is a bias-signs among the adversaries"),
+        ("bias_signs", "'bias-signs' is the name of one of the adversaries"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused_with_the_fix(name, said, tmp_path, monkeypatch, capsys):
