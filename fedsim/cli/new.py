@@ -42,8 +42,8 @@ def new(
     kinds, label = "adversaries" if kind == "adversary" else f"{kind}s", name.replace("_", "-")
     if label in (metrics() if kind == "metric" else names(kinds)):
         raise PluginError(
-            f"'{label}' is the name of one of the {kinds} already: choose another name, such as: fedsim new "
-            f"{kind} my_{name}"
+            f"'{label}' is the name of one of the {kinds} already: choose another name, such as: "
+            f"fedsim new {kind} my_{name}"
         )
     cls = "".join(map(str.capitalize, name.split("_")))
     known = {

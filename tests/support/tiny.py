@@ -57,10 +57,12 @@ def faulty(how: str, **changes: Any) -> Scenario:
     return scenario(defenses=[{"name": "faulty", "how": how}], training=settings, **changes)
 
 
-def rows(folder: Path, name: str = "findings.csv") -> list[dict[str, str]]:
-    """A table of a run folder."""
+def rows(folder: Path, name: str = "findings.csv", *, empty: bool = False) -> list[dict[str, str]]:
+    """A table of a run folder, which has rows unless it may be empty."""
     with (folder / name).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+        found = list(csv.DictReader(file))
+    assert found or empty, f"{folder / name} has no rows"
+    return found
 
 
 def timeless(folder: Path) -> list[dict[str, str]]:

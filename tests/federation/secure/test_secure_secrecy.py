@@ -78,6 +78,7 @@ def test_what_travels_says_nothing_one_by_one_or_by_some(protocol):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_nothing_else_travels_in_the_clear(protocol):
     _, wire = conducted(secure(protocol))
+    assert wire.replies
     for reply in wire.replies:
         content = reply.content
         told = json.dumps([list(record) for record in content.config_records.values()])
