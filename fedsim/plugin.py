@@ -40,9 +40,10 @@ _BASES = {
     "metrics": "fedsim.metric:Metric",
     "tasks": "fedsim.task:Task",
 }
+"""Base class of each kind of plugin, as a reference, because its module imports this one."""
+
 GROUPS = {kind: f"fedsim.{kind}" for kind in _BASES}
 """The entry point group of each kind of plugin."""
-"""Base class of each kind of plugin, as a reference, because its module imports this one."""
 
 
 class Plugin(Described):

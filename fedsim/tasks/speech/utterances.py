@@ -107,7 +107,7 @@ def held_out(
     Args:
         speakers: The speaker of each utterance. Utterances are in random order: the first are
             taken.
-        fraction: The share of utterances to choose.
+        fraction: The share of utterances to choose, of those of the `known` speakers.
         each: The number of utterances to choose of each speaker, instead of a share of all.
         known: The number of speakers that the chosen utterances are of, drawn by the seed; None for
             all.
