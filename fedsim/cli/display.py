@@ -19,7 +19,8 @@ from fedsim.metrics import installed
 from fedsim.runs.reading import UNCOUNTED, Measures, budget, printable
 
 Sums = dict[tuple[str, str], list[float]]
-"""The number of attacks, the sum of their scores and that of a guess's, by label and metric."""
+"""The number of attacks, the sum of their scores, that of a guess's, and how many attacks ended, by
+label and metric."""
 
 LINES, PAUSE, SILENCE = 20, 10.0, 60.0
 """Off a terminal a run prints about as many lines of rounds, as many of other attacked rounds, more
@@ -158,6 +159,7 @@ class Display:
                     entry[0] += 1
                     entry[1] += value
                     entry[2] += math.nan if row.baseline is None else row.baseline
+                    entry[3] += row.status == "ok"
         if not findings:
             return
         first = findings[0]
@@ -244,7 +246,7 @@ class RunningTable:
 
 
 def _sums() -> Sums:
-    return defaultdict(lambda: [0.0, 0.0, 0.0])
+    return defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
 
 
 def _leakage(sums: Sums) -> str:
@@ -252,9 +254,9 @@ def _leakage(sums: Sums) -> str:
     measures = Measures({name: metric.shown for name, metric in installed().items()})
     parts = []
     for label, metric in measures.main(sums).items():
-        count, total, chance = sums[label, metric]
+        count, total, chance, ended = sums[label, metric]
         how = measures[metric]
-        if count:
+        if ended:
             means = f"{how.show(total / count)} (chance {how.show(chance / count)})"
             parts.append(f"{label}: {how.title.lower()} {means}")
     return ", ".join(parts)

@@ -117,6 +117,17 @@ def test_off_a_terminal_a_line_says_what_its_own_round_leaked():
     ]
 
 
+def test_off_a_terminal_no_round_leaks_to_attacks_that_failed():
+    console = Console(width=200, record=True)
+    broken = finding(1, None)
+    broken.status, broken.error, broken.victim = "failed", "oh", "r0001-c0000"
+    with Display(console) as display:
+        display("attacks", round=1, queued=1, pending=1)
+        display("findings", findings=[broken], pending=0)
+        display("round", round=1, of=1)
+    assert "leaked" not in console.export_text()
+
+
 def test_off_a_terminal_attacked_rounds_have_lines_of_their_own():
     console = Console(width=200, record=True)
     with Display(console) as display:
