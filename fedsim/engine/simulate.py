@@ -290,7 +290,8 @@ def run_points(
                 interrupts.check()
                 failed[name] = str(error)
                 notify("failed", point=name)
-                notify("caution", point=name, text=f"this point failed: {error}")
+                if name:  # without a sweep the error of the run says it
+                    notify("caution", point=name, text=f"this point failed: {error}")
                 continue
             ledger.end(name, time.perf_counter() - started)
     return failed
