@@ -107,7 +107,8 @@ class DPSGD(_Private):
 
     Abadi et al., CCS 2016, algorithm 1, in every local step: g = (sum_i g_i min(1, C / ||g_i||) +
     N(0, (noise_multiplier C)^2)) / B. Per-example gradients come from Opacus' hooks if it supports
-    all layers, otherwise from `torch.func` (vmap of grad), and from one backward pass per example
+    all layers and, in each step, they add up to the batch's gradient and that of the first example
+    is the one it has on its own; otherwise from `torch.func` (vmap of grad), and from one backward pass per example
     for recurrent layers and for text models of `transformers`. The gradient of a sequence is that
     of its own mean loss over labels. Batch normalisation mixes examples, so that none has a
     gradient of its own, and is refused.
@@ -177,8 +178,8 @@ class DPSGD(_Private):
             if found is None and self.per_example == "opacus":
                 raise ScenarioError(
                     "dp-sgd: Opacus has seen no gradient of each example for some parameter, which "
-                    "the model uses outside its layer, for all at once or not at all. Leave "
-                    'per_example "auto"'
+                    "the model uses outside its layer, for all at once or not at all; or the "
+                    'model or its loss mixes examples. Leave per_example "auto"'
                 )
             alone = one_by_one if loop else by_torch_func
             gradients, value = found or alone(loss, module, names, batch)

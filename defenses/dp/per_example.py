@@ -9,6 +9,10 @@ from torch import Tensor, nn
 
 from fedsim import Batch
 from fedsim.gradients import LossModule
+from fedsim.seeds import held
+
+TOLERANCE = 1e-3
+"""Share of the examples' mean norm by which equal gradients differ at most by rounding."""
 
 
 def opacus_knows(module: nn.Module) -> bool:
@@ -26,8 +30,12 @@ def by_opacus(
 ) -> tuple[dict[str, Tensor], float] | None:
     """Per-example gradients (B, ...) by name and the mean loss, from Opacus' hooks.
 
+    The hooks see layers alone. What a model makes of a parameter outside its layer is missing, and
+    where examples are mixed, or weighted by each other, they share gradients.
+
     Returns:
-        None if the hooks did not record all parameters for each example.
+        None if the hooks did not record all parameters for each example, if what they recorded is
+        not the gradient of the batch, or if the first example has another gradient on its own.
     """
     from opacus import GradSampleModule
 
@@ -39,17 +47,46 @@ def by_opacus(
             # Inputs need no gradient here, which is no problem for Opacus' hooks.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             value.backward()
-        found = {
-            name: cast(Any, parameter).grad_sample
-            for name, parameter in module.named_parameters()
-            if name in names
-        }
+        trained = {name: one for name, one in module.named_parameters() if name in names}
+        found = {name: cast(Any, one).grad_sample for name, one in trained.items()}
+        whole = {name: one.grad for name, one in trained.items()}
     finally:
         hooked.zero_grad(set_to_none=True)
         hooked.to_standard_module()
     if any(sample is None or len(sample) != len(batch) for sample in found.values()):
         return None
-    return {name: sample.detach() for name, sample in found.items()}, float(value.detach())
+    found = {name: sample.detach() for name, sample in found.items()}
+    if not all(_same(sample.mean(dim=0), whole[name], sample) for name, sample in found.items()):
+        return None
+    if len(batch) > 1 and not _alone(loss, module, names, batch, found):
+        return None
+    return found, float(value.detach())
+
+
+def _same(one: Tensor, other: Tensor | None, samples: Tensor) -> bool:
+    """Whether two gradients are equal but for rounding, as compared with those of the examples."""
+    if other is None:
+        return False
+    size = samples.flatten(1).norm(dim=1).mean()
+    return bool((one - other).norm() <= TOLERANCE * size)  # False for NaN
+
+
+def _alone(
+    loss: Any, module: nn.Module, names: frozenset[str], batch: Batch, found: dict[str, Tensor]
+) -> bool:
+    """Whether the first example has the same gradient on its own, or one that is drawn anew."""
+    lengths = None if batch.lengths is None else batch.lengths[:1]
+    first = Batch(batch.inputs[:1], batch.labels[:1], lengths)
+
+    def same(these: dict[str, Tensor], those: dict[str, Tensor]) -> bool:
+        return all(_same(these[name][0], those[name][0], found[name]) for name in found)
+
+    with held():
+        own, _ = one_by_one(loss, module, names, first)
+        if same(own, found):
+            return True
+        again, _ = one_by_one(loss, module, names, first)
+    return not same(own, again)
 
 
 def by_torch_func(

@@ -89,6 +89,58 @@ def test_examples_are_clipped_one_by_one(build, clip, how):
         assert norm(prepared.gradient(module, alone)[0]) <= clip * (1 + 1e-6)
 
 
+class Tied(nn.Module):
+    """Uses the weights of a layer once more, outside of it, where no hook sees them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return self.head(nn.functional.linear(hidden, self.first.weight))
+
+
+class Plain(Tied):
+    """Uses each layer once."""
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.first(x)))
+
+
+class Mixing(Tied):
+    """Normalises by the batch, and is no layer that is known for it."""
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.head(hidden / (1 + hidden.abs().mean(dim=0)))
+
+
+def weighted(module, batch):
+    weight = torch.tensor([1.0, 50.0, 1.0])
+    return nn.functional.cross_entropy(module(batch.inputs), batch.labels, weight=weight)
+
+
+@pytest.mark.parametrize(("build", "criterion"), [(Tied, loss), (Mixing, loss), (Plain, weighted)])
+def test_what_opacus_does_not_see_is_left_to_torch_func(build, criterion):
+    torch.manual_seed(0)
+    module, labels = build(), torch.tensor([0, 1, 1, 2])
+    batch = Batch(torch.randn(4, 8), labels)
+    names = frozenset(name for name, _ in module.named_parameters())
+    found = DPSGD(clip=1e6, noise_multiplier=0).prepare(
+        Training(
+            module, (batch,), criterion, MeanGradient(criterion, names), "fedsgd", 0.1, 0.0, 0.0,
+            torch.Generator(),
+        )
+    ).gradient(module, batch)[0]  # fmt: skip
+    each = []
+    for at in range(4):
+        one = criterion(module, Batch(batch.inputs[at : at + 1], labels[at : at + 1]))
+        each.append(torch.autograd.grad(one, [*module.parameters()]))
+    for (name, _), *own in zip(module.named_parameters(), *each, strict=True):
+        torch.testing.assert_close(found[name], torch.stack(own).mean(dim=0), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("how", ["opacus", "torch.func"])
 def test_a_step_is_that_of_opacus_own_optimizer(how):
     batch, clip = testing.batch(5), 0.3
