@@ -108,10 +108,10 @@ class DPSGD(_Private):
     Abadi et al., CCS 2016, algorithm 1, in every local step: g = (sum_i g_i min(1, C / ||g_i||) +
     N(0, (noise_multiplier C)^2)) / B. Per-example gradients come from Opacus' hooks if it supports
     all layers and, in each step, they add up to the batch's gradient and that of the first example
-    is the one it has on its own; otherwise from `torch.func` (vmap of grad), and from one backward pass per example
-    for recurrent layers and for text models of `transformers`. The gradient of a sequence is that
-    of its own mean loss over labels. Batch normalisation mixes examples, so that none has a
-    gradient of its own, and is refused.
+    is the one it has on its own; otherwise from `torch.func` (vmap of grad), and from one backward
+    pass per example for recurrent layers and for text models of `transformers`. The gradient of a
+    sequence is that of its own mean loss over labels. Batch normalisation mixes examples, so that
+    none has a gradient of its own, and is refused.
 
     Epsilon counts every local step of every round that a client took part in, with batches as
     samples of rate B / n of its n examples. It is the bound for the client with the fewest examples

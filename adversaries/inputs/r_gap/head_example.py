@@ -61,7 +61,14 @@ def head_example(
         None if kept is None else kept.detach(),
         1,
     )
+    # The errors of the other classes add up to that of the label. Of two classes both are equal;
+    # the other label stands for features of the other sign, of which most activations have none.
+    labels = [0, 1] if len(weight) == 2 else [int(weight.norm(dim=1).argmax())]
     rng = torch.Generator().manual_seed(0)
-    label = weight.norm(dim=1).argmax()[None]
-    found = next(HeadEquations(head).solutions(label, rng, steps=100))
-    return HeadExample(found.features[0], found.errors[0], int(label))
+    equations = HeadEquations(head)
+    found = [
+        next(equations.solutions(torch.tensor([label], device=weight.device), rng, steps=100))
+        for label in labels
+    ]
+    best = max(found, key=lambda one: float(one.features.sum()))
+    return HeadExample(best.features[0], best.errors[0], int(best.labels))

@@ -98,6 +98,14 @@ def test_layers_without_biases():
     assert recovered(attacked(seen), truth)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_head_of_two_classes_without_a_bias(seed):
+    spec = ImageSpec(2, (1, 4, 4))
+    model = network(nn.Flatten(), nn.Linear(16, 64), nn.Sigmoid(), head_bias=False, spec=spec)
+    seen, truth = observed(model, seed=seed)
+    assert recovered(attacked(seen), truth)
+
+
 def test_groups_dilation_and_padding_to_the_same_size():
     model = network(
         nn.Conv2d(2, 16, 3, padding="same", dilation=2),
