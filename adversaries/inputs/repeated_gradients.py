@@ -115,8 +115,15 @@ class RepeatedGradients(InputMatching):
         found = [one for one in seen.know(Knowledge.HISTORY) if one.num_examples == size]
         if self.recur == "labels":
             now = _sorted(self.labels(seen, job))
-            found = [one for one in found if _sorted(self.labels(one, job)) == now]
+            found = [one for one in found if self._has_labels(one, job, now)]
         return tuple(found[max(0, len(found) + 1 - self.window) :])
+
+    def _has_labels(self, seen: Observation, job: Job, labels: list[int]) -> bool:
+        """Whether an observation has these labels; False for one that shows none."""
+        try:
+            return _sorted(self.labels(seen, job)) == labels
+        except ValueError:
+            return False
 
     def alike(self, seen: Observation) -> Hashable:
         """Victims in one optimisation also share the models of the earlier rounds."""

@@ -79,6 +79,7 @@ class Exhibits:
                         "rank": rank,
                         "who": _who(row, repeated=repeated),
                         "of": {
+                            "point": str(row["point"]),
                             "seed": str(row["seed"]),
                             "round": f"{row['round']:g}",
                             "client": str(row["client"]),

@@ -82,8 +82,8 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
     seen = dataclasses.replace(seen, granted=granted, **_withheld(seen, granted))
     before = frozen(seen)
     try:
-        first, touched = _attack(attack, seen, 0)
-        second, _ = _attack(attack, seen, 1)
+        first, touched = _attack(attack, _with_own_models(seen), 0)
+        second, _ = _attack(attack, _with_own_models(seen), 1)
     except NotGranted as error:
         return [*found, f"it asks for more than it declares ({error}): add that to `needs`"]
     except ValueError as error:
@@ -128,6 +128,15 @@ def _attack(attack: Adversary, seen: Observation, world: int) -> tuple[Any, str]
     """Attack with seed 0, and with global generators seeded by `world`."""
     job = Job(torch_generator(0, "conformance"), budget=BUDGET, device=device_of_tests())
     return watched(lambda: attack.reconstruct(seen, job), world)
+
+
+def _with_own_models(seen: Observation) -> Observation:
+    """The same observation with copies of the models, which an adversary may change."""
+    history = seen.history
+    if history is not None:
+        history = tuple(map(_with_own_models, history))
+    model = None if seen.model is None else seen.model.copy()
+    return dataclasses.replace(seen, model=model, history=history)
 
 
 def _withheld(seen: Observation, granted: Knowledge) -> dict[str, Any]:

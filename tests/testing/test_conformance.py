@@ -39,6 +39,25 @@ def test_tests_compute_where_the_environment_says(monkeypatch):
         assert scenario(engine=elsewhere).engine.device == "auto"
 
 
+def test_an_adversary_may_wear_out_its_private_model():
+    class Negating(Adversary):
+        """Names the class with the largest weights, and negates them."""
+
+        name = "negating"
+        needs = Knowledge.GRADIENT | Knowledge.MODEL
+        recovers = frozenset({"label_set"})
+
+        def reconstruct(self, seen, job):
+            model = seen.know(Knowledge.MODEL)
+            weight = model.module.get_parameter(f"{model.head}.weight")
+            found = int(weight.sum(dim=1).argmax())
+            with torch.no_grad():
+                weight.neg_()
+            return Reconstruction(label_set=frozenset({found}))
+
+    assert testing.conformance(Negating) == []
+
+
 def test_no_setting_has_the_name_of_a_key_of_the_scenario():
     assert {*AttackPlan.model_fields} == PLANNED
 

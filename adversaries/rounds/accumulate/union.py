@@ -1,5 +1,6 @@
 """The union of what an attack claims of several updates of a client."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +58,10 @@ class Union:
     counts: Literal["most", "sum"]
 
     def distinct(self, claims: Sequence[Reconstruction], spec: Spec) -> list[Example]:
-        """The distinct examples of all claims, those found most often first."""
+        """The distinct examples of all claims, those found most often first.
+
+        An example of another update is the nearest one that is alike.
+        """
         found = [
             Example(values, float("inf") if claim.objective is None else claim.objective, update)
             for update, claim in enumerate(claims)
@@ -65,30 +69,33 @@ class Union:
         ]
         kept: list[Example] = []
         for one in sorted(found, key=lambda one: one.objective):
-            alike = (
-                other
-                for other in kept
-                if one.update not in other.updates and self._same(one.values, other.values, spec)
-            )
-            same = next(alike, one)
+            others = [other for other in kept if one.update not in other.updates]
+            away = [self._distance(one.values, other.values, spec) for other in others]
+            nearest = min(away, default=math.inf)
+            same = others[away.index(nearest)] if nearest < math.inf else one
             if same is one:
                 kept.append(one)
             same.updates.add(one.update)
         return sorted(kept, key=lambda one: (-len(one.updates), one.objective))
 
-    def _same(self, one: Mapping[str, Any], other: Mapping[str, Any], spec: Spec) -> bool:
-        """Whether two claimed examples are one, by the first field of `CONTENT` that both have."""
+    def _distance(self, one: Mapping[str, Any], other: Mapping[str, Any], spec: Spec) -> float:
+        """The distance of two claimed examples by the first field of `CONTENT` that both have.
+
+        Infinite if they are not one: a mean squared difference, or a number of edits.
+        """
         content = next((name for name in CONTENT if name in one and name in other), None)
         if content is None:
-            return False
+            return math.inf
         a, b = one[content], other[content]
         if content == "inputs":
             low, high = spec.input_range or (0.0, 1.0)
             if a.shape != b.shape:
-                return False
-            return float((a - b).square().mean()) <= self.tolerance * (high - low) ** 2
+                return math.inf
+            error = float((a - b).square().mean())
+            return error if error <= self.tolerance * (high - low) ** 2 else math.inf
         a, b = (list(x.split()) if content == "text" else x.tolist() for x in (a, b))
-        return _edits(a, b) <= self.edits * max(len(a), len(b))
+        edits = _edits(a, b)
+        return edits if edits <= self.edits * max(len(a), len(b)) else math.inf
 
     def united(
         self, claims: Sequence[Reconstruction], kept: Sequence[Example], fields: frozenset[str]

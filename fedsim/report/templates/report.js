@@ -111,7 +111,7 @@
         if (wanted.every(([of, value]) => of[at] === value)) chosen.push(at);
       }
       filter(picked);
-      const pictures = document.querySelectorAll("figure:not([hidden])").length;
+      const pictures = document.querySelectorAll("figure:not([hidden], [hidden] *)").length;
       section.querySelector("[role=status]").textContent = chosen.length === data.count ?
         `${data.count} attacks; they are in findings.csv too.` :
         `${chosen.length} of ${data.count} attacks, with ${pictures} of the page's pictures.`;

@@ -105,3 +105,12 @@ def test_labels_of_earlier_rounds_have_to_be_inferred():
     for source in ("none", "given"):
         with pytest.raises(ValidationError, match="name an adversary that infers them"):
             RepeatedGradients(recur="labels", labels_from=source)
+
+
+def test_an_earlier_update_that_shows_no_label_is_left_out():
+    seen = shown(1, 2)
+    zero = {name: torch.zeros_like(value) for name, value in seen.gradient.items()}
+    lost = dataclasses.replace(seen.history[0], gradient=zero)
+    seen = dataclasses.replace(seen, history=(lost, *seen.history))
+    claimed = attack(seen, recur="labels", labels_from="idlg", iterations=2)
+    assert claimed.diagnostics["rounds"] == 2

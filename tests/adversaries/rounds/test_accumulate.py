@@ -122,6 +122,14 @@ def test_the_tolerance_says_which_images_are_one(says):
     assert len(says(*claims, tolerance=0.002).inputs) == 2
 
 
+def test_an_example_of_another_update_is_the_nearest_one(says):
+    first, second = (
+        Reconstruction(inputs=[torch.full((1, 6, 6), v) for v in values], objective=objective)
+        for objective, values in ((0.1, (0.0, 0.1)), (0.2, (0.055, 0.0)))
+    )
+    assert [float(one.mean()) for one in says(first, second).inputs] == pytest.approx([0.0, 0.1])
+
+
 def test_texts_that_differ_in_few_words_are_one_where_asked(says):
     lines = ("the cat sat on the mat", "the cat sat on a mat", "dogs bark")
     claims = [Reconstruction(text=[line]) for line in lines]
