@@ -12,9 +12,15 @@ from fedsim import Batch, Defense, MeanGradient, Training
 from fedsim.errors import ScenarioError, did_you_mean
 
 ACTIVATIONS = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardtanh,
-    nn.Sigmoid, nn.Tanh, nn.Softplus,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign,
 )  # fmt: skip
+
+
+def is_activation(module: nn.Module) -> bool:
+    """Whether a module is an activation of torch, or one of those that transformers adds."""
+    theirs = type(module).__module__ == "transformers.activations"
+    return isinstance(module, ACTIVATIONS) or theirs
 
 
 class Dropout(Defense):
@@ -49,7 +55,7 @@ class Dropout(Defense):
                     f"{did_you_mean(name, [known for known in modules if known])}"
                 )
         places = self.before or tuple(
-            name for name, module in modules.items() if isinstance(module, ACTIVATIONS)
+            name for name, module in modules.items() if is_activation(module)
         )
         if not places:
             raise ScenarioError(

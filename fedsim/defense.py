@@ -232,8 +232,8 @@ def contradictions(defenses: Sequence[Defense]) -> list[str]:
             sends = type(second).protect is not Defense.protect
             if type(first).prepare is not Defense.prepare and type(first) is type(second):
                 found.append(
-                    f"{pair}: the second takes the place of the first on the same clients. Keep "
-                    "one of them"
+                    f"{pair}: two of a kind change the training of the same clients. Keep one of "
+                    "them"
                 )
             elif first.effect == "format" and sends and second.effect != "zeros":
                 fix = (

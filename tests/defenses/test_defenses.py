@@ -9,6 +9,7 @@ from support.tiny import scenario
 from support.updates import head_gradient, protect
 
 from defenses import Dropout, Int8, Sign, TopK
+from defenses.dropout import is_activation
 from fedsim import testing
 from fedsim.defense import Defense, MeanGradient, Training, contradictions
 from fedsim.errors import PluginError, ScenarioError
@@ -115,6 +116,14 @@ def test_impossible_settings_are_refused_by_name(name, settings):
 # --- dropout --------------------------------------------------------------------------------
 
 
+def test_the_activations_of_a_text_model_are_dropped():
+    module = make("tasks", "text", {"clients": 2}).module()
+    found = [name for name, part in module.named_modules() if is_activation(part)]
+    layers = [name for name in found if name.endswith("intermediate_act_fn")]
+    assert len(layers) == module.config.num_hidden_layers
+    assert found == [*layers, "bert.pooler.activation"]
+
+
 def test_dropout_trains_a_network_with_holes_and_leaves_the_model_as_it_was():
     plain = training()
     dropped = Dropout(rate=0.5).prepare(plain)
@@ -174,7 +183,7 @@ def test_dropout_reaches_inputs_that_are_handed_on_by_name():
         (["sign", "gaussian-noise"], ["list gaussian-noise before sign"]),
         (["half-precision", "client-dp"], ["list client-dp before half-precision"]),
         (["int8", "deep-gradient-compression"], ["before int8"]),
-        (["dp-sgd", "dp-sgd"], ["takes the place of the first"]),
+        (["dp-sgd", "dp-sgd"], ["two of a kind change the training"]),
     ],
 )
 def test_defenses_that_undo_each_other_are_refused(listed, words):
