@@ -45,6 +45,7 @@ from fedsim.gradients.head import (
     layer_calls,
     layer_rows,
     tied,
+    two_logits,
     with_two_rows,
 )
 from fedsim.gradients.matching import Checks, Match, Restarts, Rules, minimise
@@ -125,6 +126,7 @@ __all__ = [
     "squared_distance",
     "tied",
     "to_gradient",
+    "two_logits",
     "unrolled_gradient",
     "weight_rounding",
     "with_two_rows",

@@ -102,6 +102,19 @@ def with_two_rows(gradient: Mapping[str, Tensor], head: str) -> Mapping[str, Ten
     return {**gradient, **{name: torch.cat([-one, one]) for name, one in own.items()}}
 
 
+def two_logits(values: Tensor, classes: int) -> Tensor:
+    """Weights, biases or logits of a head: those of the logits 0 and z in place of one logit z.
+
+    Args:
+        values: Weights (classes, features), a bias (classes,), or logits (classes, B); their first
+            dimension may be 1 for two classes.
+        classes: The number of classes.
+    """
+    if classes != 2 or len(values) != 1:
+        return values
+    return torch.cat([torch.zeros_like(values), values])
+
+
 def tied(model: VictimModel) -> list[str]:
     """Names of other parameters that share the head's weight, such as embeddings."""
     name = f"{model.head}.weight"

@@ -10,6 +10,7 @@ from adversaries.inputs.exact_batch.layer import Layer
 from adversaries.inputs.exact_batch.normalised import NormalisedLayer
 from adversaries.inputs.layer_chain import ACTIVATIONS, VALLEYS, LayerChain, Link
 from fedsim import VictimModel
+from fedsim.gradients import two_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Perceptron:
         """
         found = LayerChain.of(model, shape, (nn.Linear, nn.LayerNorm), (*ACTIVATIONS, *VALLEYS))
         layers = [_layer(one) for one in found.links]
-        return cls(tuple(layers), _arrays(found.head), shape, found.offset, found.scale)
+        weight, bias = (two_logits(one, 2) for one in _arrays(found.head))  # of one logit alone
+        return cls(tuple(layers), (weight, bias), shape, found.offset, found.scale)
 
     def errors(self, features: Tensor, targets: Tensor) -> Tensor:
         """The part of each example in the gradient of the logits (B, classes).

@@ -15,7 +15,7 @@ from adversaries.inputs.feature_separation.reduced_head import ReducedHead
 from adversaries.inputs.feature_separation.separation import Separation
 from fedsim import Adversary, Job, Knowledge, Observation, Requirement, VictimModel
 from fedsim.adversary import Source
-from fedsim.gradients import HeadGradient, head_calls, rank_of, tied
+from fedsim.gradients import HeadGradient, head_calls, rank_of, tied, two_logits
 from fedsim.spec import ImageSpec, Spec, TabularSpec
 
 PROBES = 8
@@ -123,6 +123,8 @@ class HeadSeparation(Adversary):
             raise ValueError(f"the gradient of '{seen.head}.bias' holds NaN or Inf")
         parameters = model.parameters()
         weight, bias = parameters[f"{seen.head}.weight"], parameters.get(f"{seen.head}.bias")
+        weight = two_logits(weight, seen.spec.classes)
+        bias = None if bias is None else two_logits(bias, seen.spec.classes)
         if weight.shape != head.weight.shape:
             raise ValueError(
                 f"the head '{seen.head}' has a weight {tuple(weight.shape)}, and its gradient is "

@@ -9,7 +9,7 @@ from torch import Tensor
 from adversaries.inputs.feature_separation.head_equations import HeadEquations
 from adversaries.inputs.feature_separation.reduced_head import ReducedHead
 from fedsim import Observation, VictimModel
-from fedsim.gradients import HeadGradient, rank_of
+from fedsim.gradients import HeadGradient, rank_of, two_logits, with_two_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,16 @@ def head_example(
     if bias is not None:
         if not bias.any():
             raise ValueError(f"the gradient of '{seen.head}.bias' is zero: nothing was learned")
-        return HeadExample(bias @ weight / bias.square().sum(), bias, int(bias.argmin()))
-    parameters = model.parameters()
+        label = int(bias.argmin()) if len(bias) > 1 else int(bias[0] < 0)
+        return HeadExample(bias @ weight / bias.square().sum(), bias, label)
+    rows, classes, parameters = len(weight), seen.spec.classes, model.parameters()
     kept = parameters.get(f"{seen.head}.bias")
+    weight = with_two_rows(gradient, seen.head)[f"{seen.head}.weight"] if rows == 1 else weight
     head = ReducedHead.of(
         weight,
         None,
-        parameters[f"{seen.head}.weight"].detach(),
-        None if kept is None else kept.detach(),
+        two_logits(parameters[f"{seen.head}.weight"].detach(), classes),
+        None if kept is None else two_logits(kept.detach(), classes),
         1,
     )
     # The errors of the other classes add up to that of the label. Of two classes both are equal;
@@ -71,4 +73,4 @@ def head_example(
         for label in labels
     ]
     best = max(found, key=lambda one: float(one.features.sum()))
-    return HeadExample(best.features[0], best.errors[0], int(best.labels))
+    return HeadExample(best.features[0], best.errors[0][-rows:], int(best.labels))

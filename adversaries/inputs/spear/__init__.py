@@ -234,4 +234,6 @@ def _labels(
         known = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
         sent = torch.cat([sent, bias[None]])
     errors = torch.linalg.lstsq(known.T, sent, driver="gelsd").solution
+    if logits.shape[1] == 1:  # of two classes
+        return (logits.sigmoid() - len(inputs) * errors > 0.5).long()[:, 0], features
     return (logits.softmax(dim=1) - len(inputs) * errors).argmax(dim=1), features

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.gradients import head_calls
+from fedsim.gradients import head_calls, with_two_rows
 from fedsim.records import Spec
 from fedsim.seeds import isolated
 from fedsim.victim import VictimModel
@@ -230,7 +230,8 @@ class _Run:
         found = []
         for label, members in zip(probes.labels, probes.members, strict=True):
             target = torch.full((len(members),), int(label), device=self.images.device)
-            weight = self.model.gradient(self.images[members], target, names=[name])[name]
+            weight = self.model.gradient(self.images[members], target, names=[name])
+            weight = with_two_rows(weight, self.model.head)[name]
             rows = weight if weight.shape[0] == self.classes else weight.T
             found.append(rows.double().sum(dim=1).cpu())
         return torch.stack(found)
