@@ -1,4 +1,4 @@
-"""A model of one logit, as a project of one's own may train it, is attacked as one of two classes."""
+"""A model of one logit, as one's own project may train it, has attacks as one of two classes."""
 
 import pytest
 import torch
