@@ -230,8 +230,8 @@ class _Run:
         found = []
         for label, members in zip(probes.labels, probes.members, strict=True):
             target = torch.full((len(members),), int(label), device=self.images.device)
-            weight = self.model.gradient(self.images[members], target, names=[name])
-            weight = with_two_rows(weight, self.model.head)[name]
+            gradient = self.model.gradient(self.images[members], target, names=[name])
+            weight = with_two_rows(gradient, self.model.head)[name]
             rows = weight if weight.shape[0] == self.classes else weight.T
             found.append(rows.double().sum(dim=1).cpu())
         return torch.stack(found)
