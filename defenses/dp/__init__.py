@@ -107,11 +107,11 @@ class DPSGD(_Private):
 
     Abadi et al., CCS 2016, algorithm 1, in every local step: g = (sum_i g_i min(1, C / ||g_i||) +
     N(0, (noise_multiplier C)^2)) / B. Per-example gradients come from Opacus' hooks if it supports
-    all layers and, in each step, they add up to the batch's gradient and that of the first example
-    is the one it has on its own; otherwise from `torch.func` (vmap of grad), and from one backward
-    pass per example for recurrent layers and for text models of `transformers`. The gradient of a
-    sequence is that of its own mean loss over labels. Batch normalisation mixes examples, so that
-    none has a gradient of its own, and is refused.
+    all layers, if in each step they add up to the batch's gradient, and if in the first step that
+    of the first example is the one it has on its own; otherwise from `torch.func` (vmap of grad),
+    and from one backward pass per example for recurrent layers and for text models of
+    `transformers`. The gradient of a sequence is that of its own mean loss over labels. Batch
+    normalisation mixes examples, so that none has a gradient of its own, and is refused.
 
     Epsilon counts every local step of every round that a client took part in, with batches as
     samples of rate B / n of its n examples. It is the bound for the client with the fewest examples
@@ -166,7 +166,10 @@ class DPSGD(_Private):
                 'per_example = "torch.func", or leave it "auto"'
             )
 
+        begun = False
+
         def gradient(module: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], float]:
+            nonlocal begun, hooks
             # In a mean over all labels of a batch, the weight of an example depends on the others.
             alike = batch.labels.ndim == 1
             if self.per_example == "opacus" and not alike:
@@ -174,7 +177,11 @@ class DPSGD(_Private):
                     "dp-sgd: Opacus splits a mean over examples, and the loss of sequences is a "
                     'mean over labels. Leave per_example "auto"'
                 )
-            found = by_opacus(loss, module, names, batch) if hooks and alike else None
+            found = None
+            if hooks and alike:
+                found = by_opacus(loss, module, names, batch, alone=not begun)
+                # What the hooks do not see once, they may not see later.
+                begun, hooks = True, found is not None
             if found is None and self.per_example == "opacus":
                 raise ScenarioError(
                     "dp-sgd: Opacus has seen no gradient of each example for some parameter, which "

@@ -26,12 +26,20 @@ def opacus_knows(module: nn.Module) -> bool:
 
 
 def by_opacus(
-    loss: Any, module: nn.Module, names: frozenset[str], batch: Batch
+    loss: Any, module: nn.Module, names: frozenset[str], batch: Batch, *, alone: bool = True
 ) -> tuple[dict[str, Tensor], float] | None:
     """Per-example gradients (B, ...) by name and the mean loss, from Opacus' hooks.
 
     The hooks see layers alone. What a model makes of a parameter outside its layer is missing, and
     where examples are mixed, or weighted by each other, they share gradients.
+
+    Args:
+        loss: Maps a module and a batch to the mean loss.
+        module: The model.
+        names: Names of the trained parameters.
+        batch: The batch.
+        alone: Whether the first example is compared with its gradient on its own, which takes
+            another forward and backward pass of one example.
 
     Returns:
         None if the hooks did not record all parameters for each example, if what they recorded is
@@ -58,7 +66,7 @@ def by_opacus(
     found = {name: sample.detach() for name, sample in found.items()}
     if not all(_same(sample.mean(dim=0), whole[name], sample) for name, sample in found.items()):
         return None
-    if len(batch) > 1 and not _alone(loss, module, names, batch, found):
+    if alone and len(batch) > 1 and not _alone(loss, module, names, batch, found):
         return None
     return found, float(value.detach())
 
