@@ -109,6 +109,9 @@ def two_logits(values: Tensor, classes: int) -> Tensor:
         values: Weights (classes, features), a bias (classes,), or logits (classes, B); their first
             dimension may be 1 for two classes.
         classes: The number of classes.
+
+    Returns:
+        The values, of shape (2, ...) in place of (1, ...); otherwise as they are.
     """
     if classes != 2 or len(values) != 1:
         return values

@@ -57,6 +57,7 @@ def _counts(value: Any) -> dict[int, int]:
 
 
 def _labels(value: Tensor) -> Tensor:
+    """Labels as int64; raises `TypeError` for fractions."""
     whole = value.long()
     if value.is_floating_point() and not torch.equal(whole.to(value.dtype), value):
         raise TypeError(
@@ -74,6 +75,7 @@ def _attributes(value: Any) -> dict[str, list[dict[str, float]]]:
 
 
 COUNTS = "how often each number occurs, in whole numbers from 0 on"
+"""What counts should hold."""
 
 FORMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     **dict.fromkeys(("label_counts", "token_counts"), (_counts, COUNTS)),

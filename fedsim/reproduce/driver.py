@@ -168,8 +168,8 @@ def _run_points(scenario: Scenario, folder: Path, progress: Progress, name: str)
 def _more_victims(folder: Path, scenario: Scenario) -> bool:
     """Whether an adversary attacks more or other victims than in a folder of the same scenario."""
     before = read_table(folder / "scenario.toml")
-    stated = before["threat"]["victims"]
-    for was, plan in zip(before["adversaries"], scenario.adversaries, strict=True):
+    stated = before.get("threat", {}).get("victims", "all")
+    for was, plan in zip(before.get("adversaries", []), scenario.adversaries, strict=True):
         old = was.get("victims", stated)
         new = scenario.threat.victims if plan.victims is None else plan.victims
         fewer = isinstance(old, int) and isinstance(new, int) and new < old
