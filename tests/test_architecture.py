@@ -50,7 +50,7 @@ ROOMS = [
 FLOWER = {"federation", "engine"}
 PLUGINS = {
     *("fedsim", "torch", "numpy", "scipy", "transformers", "torchaudio", "pydantic", "opacus"),
-    *("safetensors", "sklearn", "cvxopt"),
+    *("safetensors", "sklearn", "cvxopt", "rapidfuzz"),
 }
 
 

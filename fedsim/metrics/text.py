@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections import Counter
 from typing import ClassVar
 
-import numpy as np
+from rapidfuzz.distance import Levenshtein
 
 from fedsim.metric import Measure, Metric
 from fedsim.metrics.text_pairs import MatchedText, bags, f1, pairs, rouge
@@ -190,17 +190,6 @@ class TokenSetF1(_OfTexts):
         return f1(Counter(set(ours)), Counter(set(true)))
 
 
-def _edits(claimed: tuple[int, ...], original: tuple[int, ...]) -> int:
-    """The least number of tokens to substitute, delete and insert (Levenshtein distance)."""
-    ours, at = np.asarray(claimed), np.arange(len(claimed) + 1)
-    row = at
-    for count, token in enumerate(original, 1):
-        above = np.concatenate([[count], np.minimum(row[1:] + 1, row[:-1] + (ours != token))])
-        # An insertion costs 1 per position, so the best path from the left is a running minimum.
-        row = np.minimum.accumulate(above - at) + at
-    return int(row[-1])
-
-
 class TokenEdits(_OfTexts):
     """Tokens to change, take out and put in, of those there are; 0 is a copy."""
 
@@ -222,5 +211,5 @@ class TokenEdits(_OfTexts):
         """
         matched = pairs(claimed, truth, spec)
         tokens = sum(len(original.ids) for _, original in matched)
-        edits = sum(_edits(ours.ids, original.ids) for ours, original in matched)
+        edits = sum(Levenshtein.distance(ours.ids, original.ids) for ours, original in matched)
         return edits / tokens if tokens else math.nan

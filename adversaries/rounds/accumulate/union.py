@@ -10,6 +10,7 @@ from operator import or_
 from typing import Any, Literal
 
 import torch
+from rapidfuzz.distance import Levenshtein
 from torch import Tensor
 
 from fedsim import Reconstruction
@@ -94,7 +95,7 @@ class Union:
             error = float((a - b).square().mean())
             return error if error <= self.tolerance * (high - low) ** 2 else math.inf
         a, b = (list(x.split()) if content == "text" else x.tolist() for x in (a, b))
-        edits = _edits(a, b)
+        edits = Levenshtein.distance(a, b)
         return edits if edits <= self.edits * max(len(a), len(b)) else math.inf
 
     def united(
@@ -152,13 +153,3 @@ def examples_of(claim: Reconstruction) -> list[dict[str, Any]]:
         for at in range(size)
     ]
     return [{name: values[at] for name, values in of_each.items()} for at in range(size)]
-
-
-def _edits(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """The least number of items to substitute, delete and insert (Levenshtein distance)."""
-    row = list(range(len(other) + 1))
-    for count, item in enumerate(one, 1):
-        above, row = row, [count]
-        for at, theirs in enumerate(other):
-            row.append(min(above[at + 1] + 1, row[at] + 1, above[at] + (item != theirs)))
-    return row[-1]
