@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from fedsim.adversary import Adversary, Job
+from fedsim.adversary import Adversary, Job, group_size
 from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief
@@ -22,13 +22,17 @@ _FIELDS = {
 BUDGET = 3
 """Iterations of an attack in this check: enough to run through, too few to succeed."""
 
+TOLERANCE = 1e-3
+"""How far a victim's numbers may differ between a group and alone, by rounding."""
+
 
 def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[str]:
     """List what is wrong with an adversary.
 
     It is run twice on one observation, with the same seed for its own generator and other states of
     the global generators. It must raise `NotGranted` without its knowledge, fill the fields that it
-    declares, leave the observation unchanged and return the same reconstruction twice.
+    declares, leave the observation unchanged and return the same reconstruction twice. If it
+    attacks several victims at once, each must get the same in a group of two as alone.
 
     Args:
         attack: The adversary.
@@ -112,6 +116,42 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
         found.append(f"it draws from the global generator of {touched}: draw from job.rng")
     if not same(_claim(first), _claim(second)):
         found.append("the same seed gives another answer: draw only from job.rng")
+    return found or _group_complaints(attack, seen, first)
+
+
+def _group_complaints(attack: Adversary, seen: Observation, alone: Reconstruction) -> list[str]:
+    """List what is wrong when it attacks the sample twice at once, with seeds 1 and 0.
+
+    Args:
+        attack: The adversary.
+        seen: What it is granted of the sample.
+        alone: What it claims of the sample alone, with seed 0.
+    """
+    if group_size(attack) < 2:
+        return []
+    before, pair = frozen(seen), [_with_own_models(seen) for _ in range(2)]
+    try:
+        claims, touched = watched(
+            lambda: list(attack.reconstruct_many(pair, [_job(1), _job(0)])), 0
+        )
+    except Exception as error:
+        return [f"reconstruct_many raises {brief(error)} where reconstruct does not"]
+    if len(claims) != 2 or not all(isinstance(one, Reconstruction) for one in claims):
+        kinds = ", ".join(type(one).__name__ for one in claims)
+        return [f"reconstruct_many returns [{kinds}] for two victims: a Reconstruction for each"]
+    found = []
+    if not all(same(before, frozen(one)) for one in pair):
+        found.append("reconstruct_many changes an observation: work on copies (tensor.clone())")
+    if touched:
+        found.append(
+            f"reconstruct_many draws from the global generator of {touched}: draw from each "
+            "victim's job.rng"
+        )
+    if not same(_claim(alone), _claim(claims[1]), tolerance=TOLERANCE):
+        found.append(
+            "reconstruct_many claims something else than reconstruct does of that victim: claims "
+            "in the order of the observations, each drawn from its own job.rng"
+        )
     return found
 
 
@@ -126,8 +166,11 @@ def _outside(claimed: Reconstruction, classes: int) -> str:
 
 def _attack(attack: Adversary, seen: Observation, world: int) -> tuple[Any, str]:
     """Attack with seed 0, and with global generators seeded by `world`."""
-    job = Job(torch_generator(0, "conformance"), budget=BUDGET, device=device_of_tests())
-    return watched(lambda: attack.reconstruct(seen, job), world)
+    return watched(lambda: attack.reconstruct(seen, _job(0)), world)
+
+
+def _job(seed: int) -> Job:
+    return Job(torch_generator(seed, "conformance"), budget=BUDGET, device=device_of_tests())
 
 
 def _with_own_models(seen: Observation) -> Observation:

@@ -53,19 +53,30 @@ def frozen(value: Any) -> Any:
     return value
 
 
-def same(ours: Any, theirs: Any) -> bool:
-    """Whether two nested records are equal; NaN equals NaN."""
+def same(ours: Any, theirs: Any, tolerance: float = 0.0) -> bool:
+    """Whether two nested records are equal; NaN equals NaN.
+
+    Args:
+        ours: A record.
+        theirs: Another one.
+        tolerance: How far numbers may differ, absolutely and in relation to their size.
+    """
+
+    def alike(one: Any, other: Any) -> bool:
+        return same(one, other, tolerance)
+
     if ours is None or theirs is None:
         return ours is theirs
-    if isinstance(ours, Tensor | np.ndarray):
-        a, b = torch.as_tensor(ours), torch.as_tensor(theirs)
+    numbers = isinstance(ours, float) and isinstance(theirs, int | float)
+    if numbers or isinstance(ours, Tensor | np.ndarray):
+        a, b = torch.as_tensor(ours).double(), torch.as_tensor(theirs).double()
         return a.shape == b.shape and torch.allclose(
-            a.double(), b.double(), rtol=0, atol=0, equal_nan=True
+            a, b, rtol=tolerance, atol=tolerance, equal_nan=True
         )
     if isinstance(ours, Mapping):
-        return ours.keys() == theirs.keys() and all(same(ours[k], theirs[k]) for k in ours)
+        return ours.keys() == theirs.keys() and all(alike(ours[k], theirs[k]) for k in ours)
     if isinstance(ours, list | tuple):
-        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+        return len(ours) == len(theirs) and all(map(alike, ours, theirs))
     if dataclasses.is_dataclass(ours):
-        return same(frozen(ours), frozen(theirs))
-    return bool(ours == theirs) or (ours != ours and theirs != theirs)
+        return alike(frozen(ours), frozen(theirs))
+    return bool(ours == theirs)
