@@ -132,6 +132,9 @@ def _bag(truth: Truth, granted: Knowledge) -> tuple[Tensor | None, list[int] | N
     if labels is not None and not isinstance(labels, Tensor):
         rows = [labels[i] for i in order]
         labels = pad_sequence(rows, batch_first=True, padding_value=-100)
+        if lengths is None:  # the padding would tell the length of the longest text
+            labelled = (labels != -100).any(dim=0).nonzero().flatten().tolist()
+            labels = labels[:, : max(labelled, default=-1) + 1]
     elif labels is not None:
         labels = labels[order]
     return labels, None if lengths is None else [lengths[i] for i in order]

@@ -54,8 +54,16 @@ class VictimModel:
 
     @property
     def embedding(self) -> Tensor | None:
-        """The word embeddings (V, d) as they stand, where the model has them."""
-        return None if self.words is None else self.module.get_parameter(self.words).detach()
+        """The word embeddings (V, d) that its layer gives, where the model has them."""
+        if self.words is None:
+            return None
+        words = self.module.get_parameter(self.words).detach()
+        layer = self.module.get_submodule(self.words.rpartition(".")[0])
+        if type(layer) is nn.Embedding:
+            return words
+        with torch.no_grad():  # Gemma's layer scales its weight
+            made: Tensor = layer(torch.arange(len(words), device=words.device))
+        return made
 
     @property
     def drops(self) -> bool:

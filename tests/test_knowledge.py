@@ -171,6 +171,15 @@ def test_sequences_of_labels_stay_whole_and_with_their_lengths(intercepted):
         assert granted(truth, intercepted, "LABELS", "LENGTHS") == (rows, [8, 9, 7])
 
 
+def test_labels_of_masked_words_do_not_tell_how_long_a_text_is(intercepted):
+    own = [torch.tensor([-100, 7, -100, 5, -100, -100]), torch.tensor([4, -100, -100])]
+    truth = Truth(labels=torch.cat(own), sequences=own, lengths=[6, 3])
+    labels, _ = granted(truth, intercepted, "LABELS")
+    assert labels == [[-100, 7, -100, 5], [4, -100, -100, -100]]
+    labels, lengths = granted(truth, intercepted, "LABELS", "LENGTHS")
+    assert (list(map(len, labels)), lengths) == ([6, 6], [6, 3])
+
+
 def test_a_truth_without_labels_grants_none(intercepted):
     seen = ThreatModel(Knowledge.parse("full"), Source()).observe(intercepted)
     assert seen.labels is seen.lengths is None

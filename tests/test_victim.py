@@ -1,6 +1,7 @@
 """What the victim's model says of itself."""
 
 import pytest
+import torch
 from torch import nn
 
 from fedsim.victim import VictimModel
@@ -27,3 +28,17 @@ def test_a_layer_that_drops_units_is_seen_in_training_alone(layer, drops):
     assert victim.drops is drops
     victim.module.eval()
     assert not victim.drops
+
+
+class Scaled(nn.Embedding):
+    """Scales what it looks up, as Gemma's does."""
+
+    def forward(self, input):
+        return 3 * super().forward(input)
+
+
+@pytest.mark.parametrize(("kind", "scale"), [(nn.Embedding, 1), (Scaled, 3)])
+def test_word_embeddings_are_those_that_the_layer_gives(kind, scale):
+    layer = kind(5, 2)
+    victim = VictimModel(nn.Sequential(layer), head="head", loss=lambda *_: None, words="0.weight")
+    assert torch.equal(victim.embedding, scale * layer.weight.detach())

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -67,7 +68,7 @@ class UtteranceAttack(Adversary):
     layers: Literal["last", "all"] = "last"
     """Layers whose gradient is matched: the head ("last"), or "all"."""
 
-    transcripts: list[str] = Field(default=[])
+    transcripts: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
     """Candidate transcripts, which are tried instead of what LABELS grants."""
 
     frames: list[Annotated[int, Field(ge=1, le=MOST_FRAMES)]] = Field(default=[])
@@ -170,7 +171,8 @@ class UtteranceAttack(Adversary):
             raise ValueError("the gradient holds NaN or Inf")
         if not any(bool(value.any()) for value in found.values()):
             raise ValueError("the gradient is zero throughout: there is nothing to match")
-        return dict(found)
+        # A client may send 16 bits, in which no layer computes.
+        return {k: v if v.dtype == torch.float64 else v.float() for k, v in found.items()}
 
     def candidates(self, seen: Observation, job: Job) -> Candidates:
         """The candidates for a batch; a single one if transcripts and lengths are granted.

@@ -1,24 +1,27 @@
 """Base class of attacks on text that need labels and lengths, known or tried."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import factorial, prod
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim import Knowledge, TextSpec, VictimModel
 from fedsim.adversary import Adversary, Job, Source
 from fedsim.errors import DataError
-from fedsim.gradients import rank_above, rounding
+from fedsim.gradients import filled_sides, numerical_rank, rank_above, rounding
 from fedsim.records import Observation, Tokens
 
 MOST = 64
 """The largest number of combinations of unknown labels and lengths that are tried."""
+
+RESERVED = 2
+"""The largest number of position embeddings that models keep before that of the first token."""
 
 NO_EMBEDDINGS = "the model takes no word embeddings, which this attack optimises"
 """Why models that take token ids alone cannot be attacked."""
@@ -135,10 +138,17 @@ class TextAttack(Adversary):
                 f"the lengths of {size} texts are not known, and {self.name} tries those of a "
                 "single one: grant LENGTHS"
             )
-        least, rank = _least(tokens), _rank(seen, job)
+        least, rank = self._shortest(seen, tokens), _rank(seen, job)
         if least <= rank <= tokens.longest:
             return [torch.tensor([rank])]
         return [torch.tensor([length]) for length in range(least, tokens.longest + 1)]
+
+    def _shortest(self, seen: Observation, tokens: Tokens) -> int:
+        """The least length of a text, which reaches beyond the masked words that are granted."""
+        if self.labels_from != "given" or seen.labels is None or seen.labels.ndim == 1:
+            return _least(tokens)
+        masked: list[int] = (seen.labels >= 0).any(dim=0).nonzero().flatten().tolist()
+        return max(_least(tokens), *(place + 1 + len(tokens.suffix) for place in masked))
 
 
 def _orders(labels: Tensor, lengths: Sequence[int] | None) -> list[Tensor]:
@@ -176,16 +186,43 @@ def padded(labels: Tensor, longest: int) -> Tensor:
 
 
 def _rank(seen: Observation, job: Job) -> int:
-    """Number of tokens, from the ranks of the gradient's matrices; 0 if all have full rank.
+    """Number of tokens, by position embeddings or the ranks of matrices; 0 if neither shows it.
 
-    The level of noise is not estimated, as for `numerical_rank`: the largest rank of many layers is
-    taken, and where noise fills them all, every length is tried instead.
+    The largest rank of many layers is taken. Where noise fills a layer, its rank does not count,
+    and where it fills them all, every length is tried instead.
     """
     model, gradient = seen.know(Knowledge.MODEL), seen.know(Knowledge.GRADIENT)
+    if placed := _places(model, gradient):
+        return placed
     ranks = [0]
     for name, value in gradient.items():
         if value.ndim == 2 and name != model.words and not name.startswith(f"{seen.head}."):
-            values = torch.linalg.svdvals(value.to(job.device).double())
-            rank = rank_above(values, absolute=rounding(value))
-            ranks.append(0 if rank >= min(value.shape) else rank)
+            values, least = torch.linalg.svdvals(value.to(job.device).double()), rounding(value)
+            sides, rank = filled_sides(value), rank_above(values, absolute=least)
+            clear = rank < min(sides) - 1 and rank == numerical_rank(values, sides, least)
+            ranks.append(rank if clear else 0)
     return max(ranks)
+
+
+def _places(model: VictimModel, gradient: Mapping[str, Tensor]) -> int:
+    """Number of tokens, from the gradient of the position embeddings; 0 if it does not show it.
+
+    Rows behind those of the last token are zero, whatever was rounded and in several local steps,
+    too. Embeddings of relative positions do not begin with the first row, and an update from which
+    entries were left out is zero elsewhere, too: neither is counted.
+    """
+    if model.words is None:
+        return 0
+    width = model.module.get_parameter(model.words).shape[1]
+    for name, layer in model.module.named_modules():
+        value = gradient.get(own := f"{name}.weight")
+        if not isinstance(layer, nn.Embedding) or value is None or own == model.words:
+            continue
+        rows = value.any(dim=1).nonzero().flatten()
+        if value.shape[1] != width or not 1 < len(rows) < len(value):
+            continue
+        first, last = int(rows[0]), int(rows[-1])
+        dense = int(value.count_nonzero()) > len(rows) * width / 2
+        if first <= RESERVED and last - first + 1 == len(rows) and dense:
+            return len(rows)
+    return 0

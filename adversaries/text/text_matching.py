@@ -234,7 +234,7 @@ class TextMatching(TextAttack):
                     diagnostics={
                         "evaluations": match.evaluations,
                         "token_distance": apart,
-                        "verified": apart < MATCHED,
+                        "verified": apart < MATCHED[texts.far.distance],
                         "exact_gradient": one.exact,
                         "cases": len(mine),
                         "labels": candidates[best].labels.tolist(),

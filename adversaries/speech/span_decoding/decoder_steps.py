@@ -112,7 +112,7 @@ class Walk:
             if isinstance(place := roles[name], slice)
         }
         self.longest = 0
-        """The largest number of labels that the row spaces allow."""
+        """The largest number of labels that are decoded."""
 
     def cut(self, length: int) -> bool:
         """Choose the row spaces.
@@ -135,7 +135,9 @@ class Walk:
             if rank < one.known and rank <= one.most:
                 self._rows[name] = one.rows[:, :rank]
                 counted |= filled
-        self.longest = max([length, *(rows.shape[1] for rows in self._rows.values())])
+        most = max([length, *(rows.shape[1] for rows in self._rows.values())])
+        # Rounding hides directions, most of all those of repeated labels.
+        self.longest = most if counted else 2 * most + 2
         if not self._behind.keys() & self._rows.keys():
             raise ValueError(
                 f"no layer takes context vectors beside more than {length} known values to give "

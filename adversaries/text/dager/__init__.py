@@ -127,6 +127,12 @@ class DAGER(Adversary):
         if later is None:
             raise ValueError(_full(first, first.behind[0], gradient, seen))
         exact = not errors and not span.noisy and not later.noisy
+        if first.alone and exact and later.rank < span.rank:
+            raise ValueError(
+                "the model has one block, behind whose attention only the tokens that the head "
+                f"reads have a gradient ({later.rank} of {span.rank}), and sentences are tested "
+                "there. The attack needs a model of two blocks or more"
+            )
         if first.placed and later.rank > span.rank and exact:
             # If a model attends to all tokens alike, the last directions of the first row space
             # are as small as rounding; the later layer then gives the rank.
@@ -190,7 +196,9 @@ class DAGER(Adversary):
         Layers behind which a single token is passed to the head have fewer dimensions.
         """
         best: Span | None = None
-        for layers in first.behind if self.check == "first-block" else first.behind[::-1]:
+        # Whatever mixture of tokens a single head makes, it lies in the span of their values.
+        behind = first.behind[1:] if first.heads == 1 and len(first.behind) > 1 else first.behind
+        for layers in behind if self.check == "first-block" else behind[::-1]:
             span = spanned(layers, gradient, first.turned[layers[0]], errors=errors)
             if span is not None and (best is None or span.rank > best.rank):
                 best = span

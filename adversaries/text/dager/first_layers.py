@@ -86,9 +86,7 @@ class First:
             modules[model.head].register_forward_pre_hook(_stop)
         # The first pass ends at the head, or at the second block's query projection.
         self._last: Callable[[str], bool] = lambda name: name in (model.head, self._following())
-        # The padding token may have neither an embedding nor a position.
-        padding = getattr(self._config, "pad_token_id", None)
-        self._twice = torch.full((1, 2), int(padding == 0), device=device)
+        self._twice = torch.full((1, 2), self._usable(), device=device)
         used = self._run(self._twice)
         if self._named[0] not in used:
             self._named = [name for name in used if name in self._named]
@@ -112,6 +110,22 @@ class First:
         ]
         if self._following():
             self.behind.append(self._beside(self._following(), layers))
+
+    def _usable(self) -> int:
+        """The first token with an embedding and a position, which that of padding may lack."""
+        words = self._model.embedding
+        if words is None:
+            return 0
+        there = words.any(dim=1)
+        padding = getattr(self._config, "pad_token_id", None)
+        if isinstance(padding, int) and 0 <= padding < len(there):
+            there[padding] = False
+        return int(there.int().argmax())
+
+    @property
+    def alone(self) -> bool:
+        """Whether the model has one block of attention."""
+        return not self._following()
 
     def _following(self) -> str:
         """The second block's query projection, "" if there is none."""

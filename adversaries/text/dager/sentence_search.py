@@ -26,6 +26,13 @@ AGAIN = 4
 """The largest number of equal tokens at the beginning of a text, for models in which they all have
 one vector. After many of them every token fits, because attention is a mean."""
 
+FAR = 100.0
+"""An extension whose residual is so many times its prefix's may be no extension: if positions are
+rotated, the last token fits nearly once more."""
+
+ROUNDED = 1e-6
+"""Residual of a true token at least, for that comparison."""
+
 WIDEST = 20_000
 """The largest number of prefixes of a decoder's sentences that are followed."""
 
@@ -256,8 +263,10 @@ class Search:
                 rows = passed.nonzero().flatten()
                 longer.append(tried[rows])
                 apart.append(off[rows])
-                by = passed.view(len(some), len(slot)).any(dim=1)
-                extended[start : start + len(some)] = by
+                if not self.first.placed:  # an extension that fits far worse leaves the prefix, too
+                    own = residuals[start : start + len(some)].clamp(min=ROUNDED)
+                    passed &= off < FAR * own.repeat_interleave(len(slot))
+                extended[start : start + len(some)] = passed.view(len(some), -1).any(dim=1)
                 if start:
                     self.job.progress(place, float(off.min()))
             if place > len(fixed):

@@ -1,5 +1,6 @@
 """ctc-matching finds utterances to the last digits, and its distance is what it says."""
 
+import dataclasses
 import math
 
 import pytest
@@ -246,3 +247,16 @@ def test_a_budget_that_is_used_up_before_a_candidate_begins_ends_the_attack():
     claimed = CTCMatching(transcripts=["its", "abc"]).reconstruct(seen, testing.job(budget=1))
     assert claimed.inputs[0].shape == (6, 8)
     assert "budget" in claimed.outcomes
+
+
+@pytest.mark.parametrize("sent", [torch.float16, torch.bfloat16])
+def test_arrays_of_16_bits_are_matched(sent):
+    heard = voice(0, 5)
+    seen = observed(recogniser(256), heard)
+    gradient = {name: value.to(sent) for name, value in seen.gradient.items()}
+    assert error(attack(dataclasses.replace(seen, gradient=gradient)), heard) < 0.05
+
+
+def test_an_empty_transcript_is_refused():
+    with pytest.raises(ValueError, match="at least 1 character"):
+        CTCMatching(transcripts=["abc", ""])

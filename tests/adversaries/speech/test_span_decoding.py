@@ -153,3 +153,9 @@ def test_it_keeps_its_contract_and_leaves_the_model_as_it_was():
 def test_a_budget_that_is_used_up_is_one_clear_error():
     with pytest.raises(ValueError, match="budget was used up"):
         SpanDecoding(labels_from="given").reconstruct(utterance([3, 17]), testing.job(budget=0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_more_labels_than_the_rows_have_dimensions_are_read(seed):
+    said = [[5, 5, 5, 9, 9], [4, 4, 4, 12, 12, 25], [2, 2, 2, 2, 6, 6], [8, 1, 8, 8, 1, 1, 1]][seed]
+    assert claimed(utterance(said, seed=seed)).sequences[0].tolist() == [*said, END]

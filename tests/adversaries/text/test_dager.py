@@ -290,3 +290,34 @@ def test_without_the_token_that_texts_begin_with_nothing_is_claimed(config):
     spec = dataclasses.replace(observed.spec, tokens=tokens)
     found = claimed(dataclasses.replace(observed, spec=spec), check="second-block")
     assert ids(found) == []
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_one_head_mixes_is_tested_behind_the_next_block(size):
+    observed, texts = seen(small("gpt2", GPT2 | {"n_head": 1}), size)
+    found = claimed(observed)
+    assert ids(found) == texts
+    assert found.diagnostics["layers"][-1] == "transformer.h.0.mlp.c_fc"
+
+
+def test_a_last_token_that_fits_nearly_once_more_is_not_claimed_twice():
+    task = small("llama")
+    victim, text = task.victim({}), torch.tensor([[7, 20, 31, 9]])
+    gradient = victim.gradient(text, torch.zeros(1, dtype=torch.int64))
+    observed = testing.observation(
+        gradient=gradient, model=victim, spec=task.spec, head=victim.head
+    )
+    assert ids(claimed(observed)) == text.tolist()
+
+
+@pytest.mark.parametrize("config", ["bert", "gpt2", "llama"])
+def test_a_model_of_one_block_is_refused(config):
+    depth = "n_layer" if config == "gpt2" else "num_hidden_layers"
+    observed, _ = seen(small(config, MODELS[config] | {depth: 1}))
+    with pytest.raises(ValueError, match=r"one block.*needs a model of two blocks or more"):
+        claimed(observed)
+
+
+def test_a_model_whose_second_token_is_that_of_padding_is_read():
+    observed, texts = seen(small("mpnet", BERT))
+    assert ids(claimed(observed)) == texts

@@ -4,12 +4,14 @@ import dataclasses
 
 import pytest
 import torch
-from support.text_victims import BERT, QUICK, Scored, seen, small
+from support.text_victims import BERT, GPT2, QUICK, Scored, seen, small
 
 from adversaries import LAMP, TAG, DLGText
+from adversaries.text.dummy_texts import DummyTexts
 from fedsim import testing
 from fedsim.engine.preflight import preflight
 from fedsim.errors import DataError
+from fedsim.gradients import Comparison, TextDistance
 from fedsim.knowledge import Knowledge
 from fedsim.priors import LanguagePrior
 from fedsim.scenario import Scenario
@@ -181,3 +183,76 @@ def test_labels_of_another_attack_are_tried_in_every_order(labels, lengths, orde
     )  # fmt: skip
     found = TAG(labels_from="llg").candidate_batches(shown, testing.job())
     assert [one.labels.tolist() for one in found] == orders
+
+
+@pytest.mark.parametrize("distance", ["l2", "l1+l2", "cosine"])
+@pytest.mark.parametrize("config", ["bert", "gpt2"])
+@pytest.mark.parametrize("spread", [0.02, 0.2])
+def test_only_the_true_tokens_are_verified(config, spread, distance):
+    settings = (BERT if config == "bert" else GPT2) | {"initializer_range": spread}
+    model = {"name": "transformers", "config": config, "settings": settings}
+    observed, truth = seen(small(model=model))
+    attack = LAMP(distance=distance)
+    (candidate,) = attack.candidate_batches(observed, testing.job())
+    far = TextDistance(
+        observed.model, [observed.gradient], [candidate.labels], [candidate.lengths],
+        comparison=Comparison(distance, {"*": 1.0}, torch.device("cpu"), torch.float32),
+    )  # fmt: skip
+    texts, one = DummyTexts(far, [candidate], *attack.texts(observed)), torch.tensor([0])
+
+    def verified(ids):
+        return bool(texts.distance(texts.fed(ids[None, None], one), one) < texts.matched)
+
+    ids = truth.tokens[0]
+    assert verified(ids)
+    places = [at for at in range(2, len(ids) - 2) if ids[at] != ids[at + 1]]
+    for at in places[:4]:
+        swapped = ids.clone()
+        swapped[[at, at + 1]] = ids[[at + 1, at]]
+        assert not verified(swapped)
+
+
+@pytest.mark.parametrize("config", ["gemma", "gemma2"])
+def test_embeddings_that_a_model_scales_are_those_that_are_matched(config):
+    settings = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+                "num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 24}  # fmt: skip
+    observed, truth = seen(
+        small(model={"name": "transformers", "config": config, "settings": settings})
+    )
+    model, ids = observed.model, truth.tokens[0]
+    same = model.gradient(
+        model.embedding[ids][None], observed.labels, at="embedding", lengths=[len(ids)]
+    )
+    for name, value in observed.gradient.items():
+        assert name == model.words or torch.allclose(same[name], value, atol=1e-5)
+
+
+def lengths_tried(observed):
+    attack = DLGText(unknown="enumerate")
+    found = attack.candidate_batches(observed, testing.job())
+    return {int(one.lengths) for one in found}
+
+
+@pytest.mark.parametrize("sent", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("client", range(3))
+def test_the_number_of_positions_tells_the_length_of_a_rounded_update(client, sent):
+    settings = BERT | {"initializer_range": 0.02}
+    task = small(model={"name": "transformers", "config": "bert", "settings": settings})
+    observed, truth = seen(task, client, lengths=None)
+    gradient = {k: v.to(sent).to(v.dtype) for k, v in observed.gradient.items()}
+    assert lengths_tried(dataclasses.replace(observed, gradient=gradient)) == {len(truth.tokens[0])}
+
+
+def test_no_length_ends_before_a_word_that_is_known_to_be_masked():
+    settings = BERT | {"max_position_embeddings": 60}
+    model = {"name": "transformers", "config": "bert", "settings": settings}
+    observed, truth = seen(small(task="masked-lm", model=model), 1, lengths=None)
+    noise = torch.Generator().manual_seed(0)
+    gradient = {
+        name: value + torch.randn(value.shape, generator=noise)
+        for name, value in observed.gradient.items()
+    }
+    last = int((observed.labels >= 0).nonzero()[:, 1].max())
+    tried = lengths_tried(dataclasses.replace(observed, gradient=gradient))
+    assert min(tried) == last + 2
+    assert len(truth.tokens[0]) in tried
