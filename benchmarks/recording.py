@@ -49,7 +49,7 @@ def seconds(case: dict[str, object], keep: str, rounds: int) -> tuple[float, int
     with tempfile.TemporaryDirectory() as folder:
         simulate(scenario, Path(folder) / "run", observer=observe)
         size = sum(one.stat().st_size for one in Path(folder).rglob("*.safetensors"))
-    return median(later - earlier for earlier, later in pairwise(ends)), size
+    return median(later - earlier for earlier, later in pairwise(ends[1:])), size
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from fedsim.attacking.executor import Executor, Observer
 from fedsim.attacking.identity import seen
 from fedsim.attacking.keeping import Keeper, bytes_of_others
 from fedsim.attacking.probes import probes_of
-from fedsim.attacking.victims import victims_of
+from fedsim.attacking.victims import present_in, victims_of
 from fedsim.isolation import walls_around
 from fedsim.knowledge import Knowledge
 from fedsim.records import Interception, Update
@@ -105,7 +105,7 @@ class Campaign:
                 failed.
         """
         refused = refused or {}
-        present = [one.clients for one in interceptions] + [(client,) for client in refused]
+        present = present_in(self.scenario, (one.clients for one in interceptions), refused)
         chosen = self._chosen(round, present)
         found = self._keeper.record(round, interceptions, refused)
         groups, _ = self._groups(round, found, refused, chosen)
@@ -151,7 +151,8 @@ class Campaign:
         """
         queued, lost = dict[int, list[list[Attack]]](), dict[int, set[Lost]]()
         for round, line in self.recording.rounds.items():
-            present = [one.clients for one in line.updates] + [(one,) for one in line.refused]
+            sent = (one.clients for one in line.updates)
+            present = present_in(self.scenario, sent, line.refused)
             chosen = self._chosen(round, present)
             self._keeper.note(round, present)
             found = self.recording.interceptions(round)
@@ -164,7 +165,8 @@ class Campaign:
         """The number of wanted attacks on recorded rounds, done or not."""
         selected = 0
         for number, line in self.recording.rounds.items():
-            present = [one.clients for one in line.updates] + [(one,) for one in line.refused]
+            sent = (one.clients for one in line.updates)
+            present = present_in(self.scenario, sent, line.refused)
             chosen = [one for victims in self._chosen(number, present) for one, _ in victims]
             chosen += [
                 (client,)
@@ -200,7 +202,7 @@ class Campaign:
                     one,
                     index,
                     inclusion,
-                    refused=refused.get(victim[0], "") if alone else "",
+                    refused=refused.get(victim[0], ""),
                     history=tuple(history),
                     whole_history=whole,
                     attempt=self._ended.attempt(one, label),

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.attacking.probes import probes_of
-from fedsim.attacking.victims import most_victims, rounds_of, victims_of
+from fedsim.attacking.victims import most_victims, present_in, rounds_of, victims_of
 from fedsim.errors import RunFolderError
 from fedsim.records import Interception, Update
 from fedsim.runs.recording import Recording
@@ -70,7 +70,8 @@ class Keeper:
         Raises:
             RunFolderError: They cannot be written, such as on a full disk; it says what is lost.
         """
-        self.note(round, [*(one.clients for one in interceptions), *((c,) for c in refused)])
+        sent = (one.clients for one in interceptions)
+        self.note(round, present_in(self._scenario, sent, refused))
         earlier = self._recording.rounds.get(round)
         if earlier is not None:  # of a run that was interrupted; it is recorded again
             self._bytes -= sum(earlier.kept.values())
@@ -96,7 +97,7 @@ class Keeper:
 
         Args:
             round: The number of the round.
-            present: The clients of each update, and those whose replies could not be used.
+            present: Those that may be attacked (`present_in`).
         """
         if not self._shows_history:  # then no earlier round is asked for
             self._attacked.clear()

@@ -1,6 +1,6 @@
 """The choice of victims: whom an adversary attacks in a round."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from functools import lru_cache
 
 import torch
@@ -47,6 +47,25 @@ def victims_of(
 
     chosen = sorted(sorted(present, key=rank)[:victims])
     return [(one, min(1.0, victims / len(present))) for one in chosen]
+
+
+def present_in(
+    scenario: Scenario, sent: Iterable[tuple[int, ...]], refused: Iterable[int]
+) -> list[tuple[int, ...]]:
+    """List those that may be attacked in a round: all who were asked for an update.
+
+    Under secure aggregation that is the one sum, whoever is missing in it. Without a sum, its place
+    takes one of all the clients whose replies could not be used.
+
+    Args:
+        scenario: The scenario.
+        sent: The clients of each update that was received.
+        refused: The clients whose replies could not be used.
+    """
+    updates, others = [*sent], [*refused]
+    if not scenario.training.secure_aggregation:
+        return updates + [(client,) for client in others]
+    return updates or ([tuple(sorted(others))] if others else [])
 
 
 @lru_cache(maxsize=1)

@@ -1,5 +1,7 @@
 """Under secure aggregation clients that drop out are named, and the others' sum is exact."""
 
+import json
+
 import pytest
 from flwr.clientapp import ClientApp
 from support.secure_rounds import (
@@ -22,6 +24,15 @@ from fedsim.federation import client
 pytestmark = pytest.mark.usefixtures("rogues", "unreported")
 
 
+def dropped(folder, round):
+    """Why clients dropped out in a round, as the log has it."""
+    events = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    (found,) = (
+        one["clients"] for one in events if one["event"] == "refused" and one["round"] == round
+    )
+    return found
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("how", ["raise", "nan", "inf", "missing", "extra", "shape", "huge"])
 def test_a_dropout_is_recovered_exactly_and_named(how, protocol, tmp_path):
@@ -29,17 +40,11 @@ def test_a_dropout_is_recovered_exactly_and_named(how, protocol, tmp_path):
     others = [0, 1, 3, 4, 5]
     said = {"raise": "fell over", "missing": "missing", "extra": "stowaway", "shape": "has shape"}
     simulate(run, tmp_path)
-    by_client = {}
-    for row in rows(tmp_path):
-        by_client.setdefault((row["round"], row["client"]), row)
-    assert {place: row["status"] for place, row in by_client.items()} == {
-        ("1", "0+1+2+3+4+5"): "ok",
-        ("2", "0+1+3+4+5"): "ok",
-        ("2", "2"): "failed",
-    }
-    assert said.get(how, "it holds" if how == "huge" else "NaN") in by_client["2", "2"][
-        "error"
-    ] or ("1e+15" in by_client["2", "2"]["error"])
+    found = {(row["round"], row["client"], row["status"]) for row in rows(tmp_path)}
+    assert found == {("1", "0+1+2+3+4+5", "ok"), ("2", "0+1+3+4+5", "ok")}
+    ((client, why),) = dropped(tmp_path, 2).items()
+    assert client == "2"
+    assert said.get(how, "it holds" if how == "huge" else "NaN") in why or "1e+15" in why
     defenses = [{"name": "faulty", "how": how, "round": 1}]
     first = run.model_copy(update={"defenses": defenses})
     replies, _ = conducted(first)
@@ -57,7 +62,8 @@ def test_stop_names_the_client(protocol, tmp_path):
     with pytest.raises(ClientError, match=r"client 2: .*fell over"):
         simulate(run, tmp_path)
     found = {(row["client"], row["status"]) for row in rows(tmp_path) if row["round"] == "2"}
-    assert found == {("0+1+3+4+5", "ok"), ("2", "failed")}
+    assert found == {("0+1+3+4+5", "ok")}
+    assert {*dropped(tmp_path, 2)} == {"2"}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -72,7 +78,7 @@ def test_fewer_than_two_are_no_sum(protocol, tmp_path):
         },
     )
     simulate(run, tmp_path)  # of three, two are still a sum
-    assert {row["client"] for row in rows(tmp_path)} == {"0+1+2", "0+1", "2"}
+    assert {row["client"] for row in rows(tmp_path)} == {"0+1+2", "0+1"}
     two = faulty(
         "raise",
         adversaries=[{"name": "llg"}],
@@ -127,3 +133,35 @@ def test_too_many_dropouts_stop_secagg_plus_with_the_reason():
     assert set(reasons) == set(range(6))
     assert "gone" in reasons[5]
     assert "stopped while collecting: 3 of 6 clients are left, and each needs 4" in reasons[0]
+
+
+@pytest.mark.parametrize("victims", [1, "all"])
+def test_a_sum_is_attacked_whoever_is_missing_in_it(victims, tmp_path):
+    run = faulty(
+        "raise",
+        threat={"victims": victims},
+        training={"rounds": 4, "on_failure": "drop", "secure_aggregation": "masked-sum"},
+    )
+    falls = [{"name": "faulty", "how": "raise", "round": round} for round in (2, 3, 4)]
+    simulate(run.model_copy(update={"defenses": falls}), tmp_path)
+    found = {(row["round"], row["client"], row["inclusion"]) for row in rows(tmp_path)}
+    others = {(str(round), "0+1+3+4+5", "1.0") for round in (2, 3, 4)}
+    assert found == {("1", "0+1+2+3+4+5", "1.0"), *others}
+
+
+def test_a_round_without_a_sum_is_one_failed_attack(tmp_path):
+    run = faulty(
+        "raise",
+        training={
+            "clients": 2,
+            "clients_per_round": 2,
+            "on_failure": "drop",
+            "secure_aggregation": "masked-sum",
+        },
+    )
+    defenses = [{"name": "faulty", "how": "raise", "client": 1}]
+    simulate(run.model_copy(update={"defenses": defenses}), tmp_path)
+    found = {(row["round"], row["client"], row["status"]) for row in rows(tmp_path)}
+    assert found == {("1", "0+1", "ok"), ("2", "0+1", "failed")}
+    (error,) = {row["error"] for row in rows(tmp_path) if row["status"] == "failed"}
+    assert "1 of 2 clients are left" in error
