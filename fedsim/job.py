@@ -18,7 +18,8 @@ class Job:
         rng: The only generator that an attack may draw from, on the CPU.
         device: Device of the computation.
         budget: Largest number of iterations, all restarts together; None leaves the number to the
-            attack's settings.
+            attack's settings. Starts that run side by side end their last iteration together, so
+            that there may be as many more as there are such starts, less one.
         deadline: Wall-clock limit in seconds. It is a safety stop: no result may depend on it.
         cancelled: Returns whether the run is being stopped.
         on_progress: Called with the iteration and the objective.
