@@ -34,6 +34,9 @@ machines, because results depend by rounding on which victims are attacked toget
 COPIES = 8
 """How often second derivatives hold the values of a gradient and those that a pass keeps."""
 
+PROBED = 16
+"""The largest number of classes whose weights in the loss are looked for."""
+
 POOLED = Requirement("max_pooling", "no derivative shows which pixel a window takes", most=0)
 """What matching by second derivatives requires of the model."""
 
@@ -42,7 +45,7 @@ class InputMatching(Adversary):
     """Base class of attacks that match the observed gradient with dummy inputs and labels.
 
     Victims of a round that have the same model, batch size and training are attacked in one batched
-    optimisation, which does not change any result.
+    optimisation, which changes results by rounding alone; a long search makes more of it.
     """
 
     needs = Knowledge.GRADIENT | Knowledge.MODEL | Knowledge.BATCH_SIZE
@@ -64,8 +67,17 @@ class InputMatching(Adversary):
     """floating-point type of the optimisation; float32 is faster and comes less close."""
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Warn of patterns that match no parameter, and pass on the warnings of `labels_from`."""
-        return [*super().cautions(model), *unmatched_patterns(model, self.parameters)]
+        """Warn of patterns that match no parameter and of a loss that weighs classes.
+
+        The warnings of `labels_from` are passed on.
+        """
+        found = [*super().cautions(model), *unmatched_patterns(model, self.parameters)]
+        if weighs_classes(model):
+            found.append(
+                f"the loss weighs classes, and by other sums for labels than for the probabilities "
+                f"of classes that {self.name} matches with: it hardly finds an input"
+            )
+        return found
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Match the gradient; raises `ValueError` where gradient and model do not fit."""
@@ -170,3 +182,31 @@ class InputMatching(Adversary):
     def notes(self, match: Match, seen: Observation) -> dict[str, Any]:
         """Further diagnostics of a match."""
         return {}
+
+
+def weighs_classes(model: VictimModel) -> bool:
+    """Whether the loss of a one-hot label differs from that of the label itself.
+
+    PyTorch's cross-entropy with weights of classes divides by their sum, but by the number of
+    examples for probabilities of classes.
+
+    Args:
+        model: A model for inputs of a fixed shape.
+    """
+    if model.spec is None or model.spec.input_shape is None:
+        return False
+    own = model.copy()
+    own.module.eval()
+    like, classes = next(own.module.parameters()), model.spec.classes
+    inputs = torch.rand(1, *model.spec.input_shape, generator=torch.Generator().manual_seed(0))
+    for label in range(min(classes, PROBED)):
+        hot = torch.eye(classes)[[label]].to(like)
+        try:
+            with torch.no_grad():
+                hard = own.loss(inputs.to(like), torch.tensor([label], device=like.device))
+                soft = own.loss(inputs.to(like), hot)
+        except RuntimeError:  # a loss that takes no probabilities is refused where it is attacked
+            return False
+        if not torch.isclose(hard, soft, rtol=1e-3):
+            return True
+    return False

@@ -1,7 +1,7 @@
 """repeated-gradients: inputs and labels by matching the gradients of several rounds at once."""
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -112,7 +112,11 @@ class RepeatedGradients(InputMatching):
     def _recurring(self, seen: Observation, job: Job) -> tuple[Observation, ...]:
         """The earlier observations that are matched."""
         size = seen.know(Knowledge.BATCH_SIZE)
-        found = [one for one in seen.know(Knowledge.HISTORY) if one.num_examples == size]
+        found = [
+            one
+            for one in seen.know(Knowledge.HISTORY)
+            if one.num_examples == size and _usable(one.know(Knowledge.GRADIENT))
+        ]
         if self.recur == "labels":
             now = _sorted(self.labels(seen, job))
             found = [one for one in found if self._has_labels(one, job, now)]
@@ -175,6 +179,16 @@ class RepeatedGradients(InputMatching):
 
 def _earlier(seen: Observation) -> tuple[Observation, ...]:
     return seen.history or ()
+
+
+def _usable(gradient: Mapping[str, Tensor]) -> bool:
+    """Whether a gradient is finite and not zero throughout."""
+    values = gradient.values()
+    return all(map(_finite, values)) and any(bool(value.any()) for value in values)
+
+
+def _finite(value: Tensor) -> bool:
+    return bool(value.isfinite().all())
 
 
 def _sorted(labels: Tensor | None) -> list[int]:

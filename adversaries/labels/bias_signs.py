@@ -17,9 +17,10 @@ class BiasSigns(Adversary):
     `of = "weight"` the signs are those of g_i, the row sums of the weight's gradient, which are
     the same if activations are non-negative. This is the first step of LLG.
 
-    With one local step, cross-entropy and no noise, every claimed class is in the batch. A class of
-    the batch may be missed, because p_i may outweigh its examples. The attack neither needs the
-    number of examples nor estimates counts, and it may claim no class at all.
+    With one local step, cross-entropy without label smoothing, no weight decay and no noise, every
+    claimed class is in the batch. A class of the batch may be missed, because p_i may outweigh its
+    examples. The attack neither needs the number of examples nor estimates counts, and it may claim
+    no class at all.
     """
 
     name = "bias-signs"

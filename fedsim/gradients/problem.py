@@ -133,6 +133,14 @@ class Problem:
             raise ValueError("the gradient names none of the model's trained parameters")
         self.weights = parameter_weights(sent, comparison.parameters or {"*": 1.0})
         self.names = list(self.weights)
+        shapes = {name: value.shape for name, value in self.model.parameters().items()}
+        for name in self.names:
+            for one in observed:
+                if one[name].shape != shapes[name]:
+                    raise ValueError(
+                        f"the gradient of '{name}' has shape {tuple(one[name].shape)}, and the "
+                        f"parameter {tuple(shapes[name])}"
+                    )
         theirs = {
             name: torch.stack([one[name] for one in observed]).to(device, dtype)
             for name in self.names

@@ -105,7 +105,7 @@ class ExactBatch(HeadSeparation):
         if claimed := self._over_steps(seen, job, model, chain, gradient):
             return claimed
         residual, missed, tried, doubt = math.inf, math.inf, 0, ""
-        for tried, found in self.separations(seen, job):
+        for tried, found in self.separations(seen, job, alone=not chain.layers):
             residual = min(residual, found.residual)
             if not found.residual < self.tolerance:
                 continue

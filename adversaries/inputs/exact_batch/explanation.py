@@ -60,7 +60,10 @@ def _explained_at(
     targets = found.targets
     for _ in range(REFINED):
         flat = chain.inputs(features, errors, gradient, threshold)
-        missed = mismatch(model, flat.view(-1, *chain.shape), targets, gradient)
+        inputs = flat.view(-1, *chain.shape)
+        missed = mismatch(model, inputs, targets, gradient)
+        if targets is not found.labels:  # the model's own loss may smooth labels, or sum
+            missed = min(missed, mismatch(model, inputs, found.labels, gradient))
         if not missed < best.mismatch:
             break
         best = Explanation(missed, flat, threshold)

@@ -29,12 +29,14 @@ class FeatureSeparation(HeadSeparation):
     (`exact-batch`).
 
     The solution checks itself. `residual`, by which the equations are missed, is at the level of
-    rounding (1e-7 for float32) if the features are right, and 1e-2 or more if two examples were
-    merged or a label is wrong. Examples of the same label that are much alike can be mixed with a
-    small residual, too; then `expected_error`, the standard error that least squares give the
-    features with this residual, is large. Nothing is claimed above `tolerance` and
-    `most_expected_error`. Labels that `labels_from` gets wrong are corrected: by the counts that
-    the gradient of the bias shows, then one at a time, by the residual.
+    rounding (1e-7 for float32) if the features are right, and mostly 1e-2 or more if two examples
+    were merged or a label is wrong. Where noise or 16 bits hide how many examples there are, much
+    alike ones of one label may be merged with less: `BATCH_SIZE` prevents that. Examples of the
+    same label that are much alike can be mixed with a small residual, too; then `expected_error`,
+    the standard error that least squares give the features with this residual, is large. Nothing is
+    claimed above `tolerance` and `most_expected_error`. Labels that `labels_from` gets wrong are
+    corrected: by the counts that the gradient of the bias shows, then one at a time, by the
+    residual.
 
     Clients may clip the gradient of each example (DP-SGD without noise), or smooth their labels.
     The factor of each example, or the smoothing, then is another unknown (`ExtendedEquations`),

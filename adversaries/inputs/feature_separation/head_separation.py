@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.inputs.feature_separation.extended_equations import ExtendedEquations
+from adversaries.inputs.feature_separation.extended_equations import Beside, ExtendedEquations
 from adversaries.inputs.feature_separation.head_equations import CLOSE, HeadEquations
 from adversaries.inputs.feature_separation.reduced_head import ReducedHead
 from adversaries.inputs.feature_separation.separation import Separation
@@ -69,7 +69,9 @@ class HeadSeparation(Adversary):
             return [f"the head's weight is also {', '.join(twins)}: no features follow"]
         return super().cautions(model)
 
-    def separations(self, seen: Observation, job: Job) -> Iterator[tuple[int, Separation]]:
+    def separations(
+        self, seen: Observation, job: Job, *, alone: bool = True
+    ) -> Iterator[tuple[int, Separation]]:
         """Solutions, each with the number of label multisets so far, the likeliest labels first.
 
         Other labels are tried if the solution from the first start does not fit, and then more
@@ -81,7 +83,14 @@ class HeadSeparation(Adversary):
         """
         head, reduced = self.reduced(seen)
         equations, size = HeadEquations(reduced), reduced.size
-        others = [ExtendedEquations(reduced, beside) for beside in ("factors", "smoothing")]
+        if alone and not reduced.checked():
+            raise ValueError(
+                f"{size} examples and a head of {reduced.classes} classes without a bias have no "
+                "more equations than unknowns, so that any labels fit: the attack needs a smaller "
+                "training.batch_size"
+            )
+        beside: list[tuple[Beside, int]] = [("factors", size), ("smoothing", 1)]
+        others = [ExtendedEquations(reduced, one) for one, more in beside if reduced.checked(more)]
         first = self._labels(seen, head, size, job).cpu()
         likely = head.weight.norm(dim=1).argsort(descending=True)[: 2 * size].tolist()
         multisets = islice(self._multisets(equations, first, likely), 1 + self.corrections)
@@ -121,7 +130,7 @@ class HeadSeparation(Adversary):
         head = HeadGradient.of(seen)
         if head.bias is not None and not head.bias.isfinite().all():
             raise ValueError(f"the gradient of '{seen.head}.bias' holds NaN or Inf")
-        parameters = model.parameters()
+        parameters = dict(model.module.named_parameters())  # a frozen bias counts, too
         weight, bias = parameters[f"{seen.head}.weight"], parameters.get(f"{seen.head}.bias")
         weight = two_logits(weight, seen.spec.classes)
         bias = None if bias is None else two_logits(bias, seen.spec.classes)
@@ -218,7 +227,7 @@ def _likely(
 ) -> list[HeadEquations | ExtendedEquations]:
     """The equations to solve, by their fixed points: the plain ones, and others that fit better."""
     residual = plain.fixed_point_residual(labels)
-    if residual < CLOSE or plain.head.sums is None:
+    if residual < CLOSE or plain.head.sums is None or not others:
         return [plain]
     residuals = {one: one.fixed_point_residual(labels) for one in others}
     best = min(residuals, key=residuals.__getitem__)
@@ -261,7 +270,12 @@ def _nonnegative(model: VictimModel, spec: Spec) -> bool:
     module = copy.module.eval()
     like = next(module.parameters())
     rng = torch.Generator().manual_seed(0)
-    probes = torch.randn(PROBES, *spec.input_shape, generator=rng).to(like)
+    normal, uniform = (
+        draw(PROBES, *spec.input_shape, generator=rng) for draw in (torch.randn, torch.rand)
+    )
+    low, high = spec.input_range or (0.0, 1.0)
+    ends = torch.stack([torch.full(spec.input_shape, end) for end in (low, high)])
+    probes = torch.cat([normal, low + (high - low) * uniform, ends]).to(like)
     with torch.no_grad(), head_calls(copy) as calls:
         module(probes)
     return all(bool((features >= 0).all()) for features, _ in calls)

@@ -78,6 +78,14 @@ class ReducedHead:
         """The number of examples B."""
         return len(self.basis)
 
+    def checked(self, more: int = 0) -> bool:
+        """Whether there are more independent equations than unknowns, B x B and `more`.
+
+        The equations of all classes add up to zero, so that those of one class follow.
+        """
+        equations = (self.classes - 1) * (self.size + (self.sums is not None))
+        return equations > self.size**2 + more
+
     @property
     def classes(self) -> int:
         """The number of classes C."""

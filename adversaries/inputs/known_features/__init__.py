@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim import Adversary, Job, Knowledge, Observation
-from fedsim.gradients import HeadGradient
+from fedsim.gradients import HeadGradient, two_logits
 
 EXPLAINED = 1e-2
 """Share of the head's gradient that features and labels may miss."""
@@ -50,13 +50,15 @@ class KnownBatch:
         model = seen.know(Knowledge.MODEL)
         head = model.module.get_submodule(model.head)
         rows = features.double()
-        weight = head.weight.detach().to(rows)
-        bias = None if head.bias is None else head.bias.detach().to(rows)
+        outputs, classes = len(head.weight), seen.spec.classes
+        weight = two_logits(head.weight.detach().to(rows), classes)
+        bias = None if head.bias is None else two_logits(head.bias.detach().to(rows), classes)
         shares = functional.linear(rows, weight, bias).softmax(dim=1)
         hot = functional.one_hot(labels, len(weight)).to(rows)
         errors = (shares - hot) / len(labels)
         sent = HeadGradient.of(seen).weight.to(rows)
         missed = float((errors.T @ rows - sent).norm() / sent.norm())
+        errors = errors[:, -outputs:]  # of one logit, the part in its gradient
         if not missed < EXPLAINED:
             raise ValueError(
                 f"the features and labels of '{attack.name}' miss the head's gradient by "

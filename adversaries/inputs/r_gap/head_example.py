@@ -53,7 +53,8 @@ def head_example(
             raise ValueError(f"the gradient of '{seen.head}.bias' is zero: nothing was learned")
         label = int(bias.argmin()) if len(bias) > 1 else int(bias[0] < 0)
         return HeadExample(bias @ weight / bias.square().sum(), bias, label)
-    rows, classes, parameters = len(weight), seen.spec.classes, model.parameters()
+    rows, classes = len(weight), seen.spec.classes
+    parameters = dict(model.module.named_parameters())  # a frozen bias counts, too
     kept = parameters.get(f"{seen.head}.bias")
     weight = with_two_rows(gradient, seen.head)[f"{seen.head}.weight"] if rows == 1 else weight
     head = ReducedHead.of(

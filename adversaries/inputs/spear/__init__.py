@@ -121,6 +121,10 @@ class SPEAR(Adversary):
         gradient = {
             name: value.cpu().double() for name, value in seen.know(Knowledge.GRADIENT).items()
         }
+        if f"{model.head}.weight" not in gradient:
+            raise ValueError(
+                f"no gradient of '{model.head}.weight' was sent, by which labels are found"
+            )
         layer = decomposed(seen, model, chain, gradient)
         for name, value in gradient.items():
             if not value.isfinite().all():

@@ -114,3 +114,14 @@ def test_an_earlier_update_that_shows_no_label_is_left_out():
     seen = dataclasses.replace(seen, history=(lost, *seen.history))
     claimed = attack(seen, recur="labels", labels_from="idlg", iterations=2)
     assert claimed.diagnostics["rounds"] == 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), 0.0])
+def test_an_earlier_round_that_shows_nothing_is_left_out(value):
+    seen = shown(0, 3, sigma=0.0)
+    first, second = seen.history
+    spoilt = {name: torch.full_like(one, value) for name, one in first.gradient.items()}
+    history = (dataclasses.replace(first, gradient=spoilt), second)
+    claimed = attack(dataclasses.replace(seen, history=history), labels_from="given")
+    assert claimed.diagnostics["rounds"] == 2
+    assert error(claimed, 0) < 1e-3
