@@ -301,6 +301,9 @@ def _reason(row: Mapping[Any, Any], where: str, verdict: Verdict | None, advice:
     """What was measured, what the adversary needs, and what to try where it lacks something."""
     if not row["expected"]:
         return Reason(f"In {where} it declares no requirements that could say why")
+    if row["expected"] != "leaks" and not row["seen"]:
+        denied = f"it needs {row['needs']}, which threat.grants withholds"
+        return Reason(f"In {where} it would be denied: {denied}", row["advice"])
     reached = row["found"] == "leaks"
     if row["expected"] == "leaks":
         begins = f"In {where}" if verdict else f"In {where} it is expected to leak"

@@ -106,8 +106,7 @@ class Curves:
                 self._attempt(name, functools.partial(self._make, name, point))
         for row in self._earlier if self._open else ():
             if row["point"] == point:
-                self._add(row)
-        self._changed.clear()
+                self._add(row)  # logged anew: the interrupted call may have left it out
 
     @functools.cached_property
     def _earlier(self) -> list[dict[str, str]]:

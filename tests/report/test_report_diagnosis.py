@@ -113,6 +113,14 @@ def test_some_attacks_without_a_score_are_counted(tmp_path):
     )
 
 
+def test_knowledge_that_is_withheld_is_named(tmp_path):
+    lacks = {"seen": "", "needs": "MODEL", "advice": "threat.grants with MODEL", "found": "denied"}
+    assert said(measured(written(tmp_path), reason(**lacks))) == (
+        "llg is not attacked yet. In round 1 it would be denied: it needs MODEL, which "
+        "threat.grants withholds; try threat.grants with MODEL"
+    )
+
+
 def test_rounds_with_the_same_reasons_are_one_stretch(tmp_path):
     rows = [row(n, c, value=1.0, baseline=0.1) for n in (1, 2, 3) for c in range(10)]
     easy = {"expected": "leaks", "found": "leaks", "reasons": "", "needs": "", "advice": ""}

@@ -6,7 +6,7 @@ import pytest
 from support.findings import finding
 from support.tiny import faulty, rows, scenario, timeless
 
-from adversaries import LLG
+from adversaries import IDLG, LLG
 from fedsim.attacking.audit import audit_campaign
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError, ScenarioError
@@ -100,6 +100,31 @@ def test_a_round_that_was_interrupted_has_the_mean_of_all_its_attacks(tmp_path, 
     found = of_tensorboard(folder / "tensorboard")["leakage/llg/asr"]
     assert found == pytest.approx(told(folder, "leakage/llg/asr"))
     assert [*found] == [1, 2]
+
+
+def test_what_one_adversary_had_found_when_another_was_interrupted_is_not_lost(
+    tmp_path, monkeypatch
+):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    attacks = [{"name": "llg"}, {"name": "idlg"}]
+    run, folder = scenario(sinks={"tensorboard": {}}, adversaries=attacks), tmp_path / "run"
+    plain, calls = IDLG.reconstruct, []
+
+    def stopping(self, seen, job):
+        calls.append(1)
+        if len(calls) == 5:  # the first of round 2, whose attacks by llg have ended
+            raise KeyboardInterrupt
+        return plain(self, seen, job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IDLG, "reconstruct", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(run, folder)
+    simulate(run, folder, resume=True)
+    found = of_tensorboard(folder / "tensorboard")
+    for name in ("leakage/llg/asr", "leakage/idlg/asr"):
+        assert found[name] == pytest.approx(told(folder, name))
+        assert sorted(found[name]) == [1, 2]
 
 
 def test_mlflow_has_the_numbers_the_settings_and_the_end(tmp_path):
