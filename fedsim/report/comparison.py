@@ -114,10 +114,10 @@ def _names(folders: Sequence[RunFolder]) -> list[str]:
 
 
 def _task(folder: RunFolder) -> str:
-    """What the examples of a run are: its task and data, as the scenario names them."""
+    """What the examples of a run are: its task and data, if the scenario names them."""
     table = folder.scenario.get("task")
     named = [table.get(key) for key in ("name", "data")] if isinstance(table, dict) else []
-    return ", ".join(shown(one) for one in named if one is not None)
+    return ", ".join(shown(one) for one in named if one is not None) or "of a Flower project"
 
 
 def _same_data(*folders: RunFolder) -> bool:

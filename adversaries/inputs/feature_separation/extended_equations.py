@@ -168,8 +168,8 @@ class ExtendedEquations:
         if failed.any():
             return math.inf
         spread = torch.cholesky_inverse(factors).diagonal()[: size**2].view(size, size).sum(dim=1)
-        equations = self.head.classes * (size + (self.head.sums is not None))
-        noise = max(found.residual, ROUNDED) / math.sqrt(max(1, equations - len(point)))
+        free = max(1, self.head.equations - len(point))
+        noise = max(found.residual, ROUNDED) / math.sqrt(free)
         return float((noise * spread.sqrt() / features.norm(dim=1)).max())
 
     def errors(self, point: Tensor, onehot: Tensor, lr: float | None = None) -> Tensor:

@@ -134,8 +134,7 @@ class HeadEquations:
         if failed.any():
             return math.inf
         spread = torch.cholesky_inverse(factors).diagonal().view(at.point.shape).sum(dim=1)
-        equations, unknowns = self.head.classes * self.head.size, self.head.size**2
-        free = max(1, equations - unknowns + (0 if self.head.sums is None else len(self.head.sums)))
+        free = max(1, self.head.equations - self.head.size**2)
         noise = max(found.residual, ROUNDED) / math.sqrt(free)
         return float((noise * spread.sqrt() / at.point.norm(dim=1)).max())
 

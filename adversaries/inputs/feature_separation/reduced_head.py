@@ -78,13 +78,17 @@ class ReducedHead:
         """The number of examples B."""
         return len(self.basis)
 
-    def checked(self, more: int = 0) -> bool:
-        """Whether there are more independent equations than unknowns, B x B and `more`.
+    @property
+    def equations(self) -> int:
+        """The number of independent equations.
 
-        The equations of all classes add up to zero, so that those of one class follow.
+        Those of all classes add up to zero, so that those of one class follow.
         """
-        equations = (self.classes - 1) * (self.size + (self.sums is not None))
-        return equations > self.size**2 + more
+        return (self.classes - 1) * (self.size + (self.sums is not None))
+
+    def checked(self, more: int = 0) -> bool:
+        """Whether there are more equations than unknowns, B x B and `more`."""
+        return self.equations > self.size**2 + more
 
     @property
     def classes(self) -> int:

@@ -46,6 +46,16 @@ def test_neither_sign_nor_scale_matters(factor):
     assert claimed.num_labels == 20
 
 
+@pytest.mark.parametrize("sent", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_is_no_reason_to_doubt(sent):
+    weight, labels = gradient(3)
+    claimed = attacked(weight.to(sent))
+    assert claimed.label_set == labels
+    assert "sum to" not in claimed.diagnostics.get("note", "")
+    weight[0] *= 1.5
+    assert "sum to" in attacked(weight).diagnostics["note"]
+
+
 def test_a_transposed_head():
     weight, labels = gradient(2)
     assert attacked(weight.T.contiguous(), classes=200).label_set == labels
