@@ -148,7 +148,7 @@ class TextAttack(Adversary):
         if self.labels_from != "given" or seen.labels is None or seen.labels.ndim == 1:
             return _least(tokens)
         masked: list[int] = (seen.labels >= 0).any(dim=0).nonzero().flatten().tolist()
-        return max(_least(tokens), *(place + 1 + len(tokens.suffix) for place in masked))
+        return max([_least(tokens), *(place + 1 + len(tokens.suffix) for place in masked)])
 
 
 def _orders(labels: Tensor, lengths: Sequence[int] | None) -> list[Tensor]:

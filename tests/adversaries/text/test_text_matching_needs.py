@@ -255,4 +255,7 @@ def test_no_length_ends_before_a_word_that_is_known_to_be_masked():
     last = int((observed.labels >= 0).nonzero()[:, 1].max())
     tried = lengths_tried(dataclasses.replace(observed, gradient=gradient))
     assert min(tried) == last + 2
+    nothing = torch.full_like(observed.labels, -100)
+    noisy = dataclasses.replace(observed, gradient=gradient, labels=nothing)
+    assert min(lengths_tried(noisy)) == 3
     assert len(truth.tokens[0]) in tried
