@@ -74,8 +74,9 @@ class InputMatching(Adversary):
         found = [*super().cautions(model), *unmatched_patterns(model, self.parameters)]
         if weighs_classes(model):
             found.append(
-                f"the loss weighs classes, and by other sums for labels than for the probabilities "
-                f"of classes that {self.name} matches with: it hardly finds an input"
+                "the loss has class weights, and PyTorch divides it by other sums for labels than "
+                f"for class probabilities, with which {self.name} computes gradients: it is not "
+                "expected to find inputs"
             )
         return found
 

@@ -111,7 +111,7 @@ def two_logits(values: Tensor, classes: int) -> Tensor:
         classes: The number of classes.
 
     Returns:
-        The values, of shape (2, ...) in place of (1, ...); otherwise as they are.
+        The values of both logits, of shape (2, ...), for those of one, (1, ...); others unchanged.
     """
     if classes != 2 or len(values) != 1:
         return values

@@ -80,24 +80,35 @@ def test_only_attacks_that_count_enter_a_mean(tmp_path):
     assert of_tensorboard(tmp_path / "tensorboard") == {"leakage/llg/asr": {1: pytest.approx(0.6)}}
 
 
-def test_a_round_that_was_interrupted_has_the_mean_of_all_its_attacks(tmp_path, monkeypatch):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    run, folder = scenario(sinks={"tensorboard": {}}), tmp_path / "run"
-    plain, calls = LLG.reconstruct, []
+def resumed(run, folder, monkeypatch, attack, call):
+    """Runs a scenario that is interrupted at a call of an attack, and resumes it.
+
+    Returns the curves of TensorBoard before the resume, and after it.
+    """
+    plain, calls = attack.reconstruct, []
 
     def stopping(self, seen, job):
         calls.append(1)
-        if len(calls) == 7:  # of four in each of two rounds
+        if len(calls) == call:
             raise KeyboardInterrupt
         return plain(self, seen, job)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LLG, "reconstruct", stopping)
+        patch.setattr(attack, "reconstruct", stopping)
         with pytest.raises(KeyboardInterrupt):
             simulate(run, folder)
-    assert [*of_tensorboard(folder / "tensorboard")["leakage/llg/asr"]] == [1]
+    before = of_tensorboard(folder / "tensorboard")
     simulate(run, folder, resume=True)
-    found = of_tensorboard(folder / "tensorboard")["leakage/llg/asr"]
+    return before, of_tensorboard(folder / "tensorboard")
+
+
+def test_a_round_that_was_interrupted_has_the_mean_of_all_its_attacks(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    run, folder = scenario(sinks={"tensorboard": {}}), tmp_path / "run"
+    # The seventh of four in each of two rounds.
+    before, after = resumed(run, folder, monkeypatch, LLG, 7)
+    assert [*before["leakage/llg/asr"]] == [1]
+    found = after["leakage/llg/asr"]
     assert found == pytest.approx(told(folder, "leakage/llg/asr"))
     assert [*found] == [1, 2]
 
@@ -108,20 +119,8 @@ def test_what_one_adversary_had_found_when_another_was_interrupted_is_not_lost(
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     attacks = [{"name": "llg"}, {"name": "idlg"}]
     run, folder = scenario(sinks={"tensorboard": {}}, adversaries=attacks), tmp_path / "run"
-    plain, calls = IDLG.reconstruct, []
-
-    def stopping(self, seen, job):
-        calls.append(1)
-        if len(calls) == 5:  # the first of round 2, whose attacks by llg have ended
-            raise KeyboardInterrupt
-        return plain(self, seen, job)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(IDLG, "reconstruct", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            simulate(run, folder)
-    simulate(run, folder, resume=True)
-    found = of_tensorboard(folder / "tensorboard")
+    # The first of round 2, whose attacks by llg have ended.
+    _, found = resumed(run, folder, monkeypatch, IDLG, 5)
     for name in ("leakage/llg/asr", "leakage/idlg/asr"):
         assert found[name] == pytest.approx(told(folder, name))
         assert sorted(found[name]) == [1, 2]

@@ -77,20 +77,27 @@ class HeadSeparation(Adversary):
         Other labels are tried if the solution from the first start does not fit, and then more
         starts with the labels that fit best.
 
+        Args:
+            seen: The observation.
+            job: The attack's job.
+            alone: Whether nothing but the head's equations shows that a solution is right.
+
         Raises:
             ValueError: There are too many examples, or fewer independent ones than examples; the
                 head is tied to another layer, or its gradient holds NaN or Inf.
         """
         head, reduced = self.reduced(seen)
         equations, size = HeadEquations(reduced), reduced.size
-        if alone and not reduced.checked():
+        if alone and not reduced.overdetermined():
             raise ValueError(
                 f"{size} examples and a head of {reduced.classes} classes without a bias have no "
                 "more equations than unknowns, so that any labels fit: the attack needs a smaller "
                 "training.batch_size"
             )
         beside: list[tuple[Beside, int]] = [("factors", size), ("smoothing", 1)]
-        others = [ExtendedEquations(reduced, one) for one, more in beside if reduced.checked(more)]
+        others = [
+            ExtendedEquations(reduced, one) for one, more in beside if reduced.overdetermined(more)
+        ]
         first = self._labels(seen, head, size, job).cpu()
         likely = head.weight.norm(dim=1).argsort(descending=True)[: 2 * size].tolist()
         multisets = islice(self._multisets(equations, first, likely), 1 + self.corrections)

@@ -86,8 +86,12 @@ class ReducedHead:
         """
         return (self.classes - 1) * (self.size + (self.sums is not None))
 
-    def checked(self, more: int = 0) -> bool:
-        """Whether there are more equations than unknowns, B x B and `more`."""
+    def overdetermined(self, more: int = 0) -> bool:
+        """Whether there are more independent equations than unknowns.
+
+        Args:
+            more: Number of unknowns beside the B x B of the features.
+        """
         return self.equations > self.size**2 + more
 
     @property

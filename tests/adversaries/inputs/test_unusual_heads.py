@@ -160,7 +160,7 @@ def weighted(module, inputs, target, **_):
 def test_weights_of_classes_are_warned_of_where_gradients_are_matched():
     spec = ImageSpec(classes=10, input_shape=SHAPE)
     (said,) = DLG().cautions(victim(perceptron(10, act=nn.Sigmoid), weighted, spec=spec))
-    assert "the loss weighs classes" in said
+    assert "the loss has class weights" in said
     assert DLG().cautions(victim(perceptron(10, act=nn.Sigmoid), spec=spec)) == []
 
 
