@@ -194,7 +194,7 @@ def test_the_rate_of_a_recording_is_part_of_the_fingerprint_and_may_be_numpys():
         (images, "raises", "raised FileNotFoundError: my.npz; expected it to return"),
         (images, "calls", "expected a function"),
         (texts, "short_labels", "All arrays must be of the same length; expected"),
-        (texts, "missing_text", "row 1 has .* expected a text in 'text'"),
+        (texts, "missing_text", "row 2 has .* expected a text in 'text'"),
         (texts, "text", "returned no table"),
         (
             lambda name: load_speech(name, None, "sentences", Limits()),

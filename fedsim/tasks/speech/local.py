@@ -105,7 +105,7 @@ def own_recordings(name: str) -> Recordings:
     )
     found = call_loader(name, expected)
     try:
-        return Recordings(_sampled(f"{name}(), row {n}", *row) for n, row in enumerate(found))
+        return Recordings(_sampled(f"{name}(), row {n}", *row) for n, row in enumerate(found, 1))
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}() returned no recordings: {error}; expected {expected}") from error
 

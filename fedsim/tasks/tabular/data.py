@@ -184,7 +184,7 @@ def _check(name: str, frame: "pd.DataFrame", label: str) -> None:
         if missing.any():
             raise DataError(
                 f"data '{name}': column '{column}' has no value in {int(missing.sum())} rows, the "
-                f"first is row {int(missing.argmax())}. Fill them in or drop these rows"
+                f"first is row {int(missing.argmax()) + 1}. Fill them in or drop these rows"
             )
     if _is_number(frame[label]) and (frame[label] % 1 != 0).any():
         raise DataError(

@@ -110,9 +110,9 @@ def load(
     found = _part(name, folder, columns, labelled)
     if test is not None:
         found = _joined(found, _part(test, folder, columns, labelled))
-    for index, text in enumerate(found.texts):
+    for number, text in enumerate(found.texts, 1):
         if not text.strip():
-            raise DataError(f"data '{name}': text {index} is empty; expected a word at least")
+            raise DataError(f"data '{name}': text {number} is empty; expected a word at least")
     labels, names = _numbered(name, found, labelled)
     if len(found.texts) < 3:
         raise DataError(f"data '{name}' has {len(found.texts)} texts; expected 3 at least")
@@ -159,12 +159,12 @@ def _numbered(name: str, part: _Part, labelled: bool) -> tuple[Any, tuple[str, .
     """The labels as integers from 0, int64 of shape (N,), and their names."""
     if part.labels is None:
         return np.zeros(len(part.texts), dtype=np.int64), ("text",)
-    for index, one in enumerate(part.labels):
+    for number, one in enumerate(part.labels, 1):
         if one is None or one == "":
-            raise DataError(f"data '{name}': text {index} has no label")
+            raise DataError(f"data '{name}': text {number} has no label")
         if _is_fraction(one):
             raise DataError(
-                f"data '{name}': text {index} has the label {one}; expected an integer from 0 or a "
+                f"data '{name}': text {number} has the label {one}; expected an integer from 0 or a "
                 "name (round scores to classes first, or name another column in task.label_column)"
             )
     try:
@@ -183,7 +183,7 @@ def _numbered(name: str, part: _Part, labelled: bool) -> tuple[Any, tuple[str, .
         wrong = next((i for i, one in enumerate(numbers) if not 0 <= one < count), None)
         if wrong is not None:
             raise DataError(
-                f"data '{name}': text {wrong} has the label {numbers[wrong]}; expected 0 to "
+                f"data '{name}': text {wrong + 1} has the label {numbers[wrong]}; expected 0 to "
                 f"{count - 1} (sets of the GLUE benchmark hide those of the test split as -1)"
             )
         if count > len(numbers):
@@ -261,7 +261,7 @@ def _read(
     if not rows:
         raise DataError(f"{where} has no rows; expected {EXPECTED}")
     text, label = _columns(where, rows[0], columns, labelled)
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, 1):
         if not isinstance(row.get(text), str) or (label and row.get(label) is None):
             raise DataError(
                 f"{where}: row {number} has {dict(row)}; expected a text in '{text}'"
