@@ -195,17 +195,27 @@ class Metric(Plugin, ABC):
         )
 
     def score(self, claimed: "Reconstruction", truth: "Truth", spec: "Spec") -> float:
-        """Compute the value of a claim.
+        """Compute the value of a claim, as a plain number even of a tensor with one value.
 
         Raises:
-            PluginError: The claim has none of the fields that the metric reads.
+            PluginError: The claim has none of the fields that the metric reads, or `compute`
+                returns no number.
         """
         if not self.reads(claimed):
             raise PluginError(
                 f"'{self.name}' needs {' or '.join(self.fields)}, and the adversary returned none "
                 "of them: fill the field, or take it out of `recovers` and `fills()`"
             )
-        return self.compute(claimed, truth, spec)
+        value: Any = self.compute(claimed, truth, spec)
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError("text")
+            return float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise PluginError(
+                f"compute of '{self.name}' returned {type(value).__name__} {value!r:.80}, expected "
+                "a number: return float(...), and NaN where the metric is not defined"
+            ) from error
 
 
 def _about(metric: type[Metric]) -> str:

@@ -11,7 +11,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedsim.attacking.accumulation import added, averaged, by_examples, divided, most_batches
+from fedsim.attacking.unrepeatable import unrepeatable
 from fedsim.attacking.utterances import undivided_loss
 from fedsim.records import Truth
 from fedsim.runs.truth import Seen, TruthFile
@@ -46,12 +48,6 @@ RESOLVED = 4
 REPLAYED = 1000
 """Batches that are replayed to name a misfit; further ways of training are not tried."""
 
-NO_CLASSES = "its labels are missing, or numbers that are no classes"
-"""Why a training without labels that fedsim knows cannot be repeated."""
-
-LONGEST = 100_000
-"""Gradients of a training that is repeated at most: a file could name any number of steps."""
-
 PROXIMAL = (0, 2, 1)
 """Powers of the distances in a proximal term that are tried if the server sent its weight."""
 
@@ -72,6 +68,8 @@ class _Way:
         autocast: Whether it runs under autocast in bfloat16.
         proximal: Power of the distances in FedProx's proximal term, of which the paper has squares
             and Flower's documentation plain ones; 0: there is no such term.
+        shares: What each batch of a step counts, of the numbers of their examples and the largest
+            number of batches in a step.
     """
 
     words: str
@@ -81,6 +79,7 @@ class _Way:
     fewer: int = 0
     autocast: bool = False
     proximal: int = 0
+    shares: Callable[[Sequence[int], int], list[float]] = averaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def consistency(
     after = file.after
     if after and all(name in before and one.equal(before[name]) for name, one in after.items()):
         return "not checked: the client sent back the arrays that it received"
-    if why := _unchecked(file, truth):
+    if why := unrepeatable(file, truth):
         return f"not checked: {why}"
     kept = _Recorded(file.seen, file.inputs, file.labels, file.rng, before, file.after)
     with isolated(0, "consistency"):
@@ -142,11 +141,17 @@ def consistency(
             return f"not checked: {why}"
         usual = [_Way("", loss, proximal=power) for power in PROXIMAL]
         usual = usual if file.seen.proximal_mu else usual[:1]
+        if gathered := most_batches(file.seen.ends) > 1:
+            ways = (averaged, divided, by_examples)
+            usual = [dataclasses.replace(one, shares=each) for one in usual for each in ways]
         if any(_fits(kept, make, way) for way in usual):
             return FITS
         if file.seen.wrapper:
             return f"not checked: the optimizer is wrapped by another one ({file.seen.wrapper})"
         others = _others(loss, file.seen, spoken=truth.sequences is not None)
+        if gathered:
+            words = "losses of a step's batches added up, and not averaged"
+            others.insert(0, _Way(words, loss, shares=added))
         others = others[: max(1, REPLAYED // max(1, len(kept.inputs), len(kept.seen.ends)))]
         for way in others:
             if _fits(kept, make, way):
@@ -154,41 +159,6 @@ def consistency(
         if names := ", ".join(file.seen.others)[:200]:
             return f"not checked: the model also received what is not recorded ({names})"
     return f"misfit: none of {len(usual) + len(others)} ways of training fits"
-
-
-def _unchecked(file: TruthFile, truth: Truth) -> str:
-    """Why a training cannot be repeated; "" if it can."""
-    seen = file.seen
-    if seen.sent == "changed":
-        return "the update is not what the training function returned: something changed it"
-    if not seen.steps:
-        return "no optimizer took a step: weights were changed by hand"
-    if seen.optimizers > 1:
-        return "several optimizers took steps"
-    if seen.optimizer == "several" or not hasattr(torch.optim, seen.kind):
-        return f"the optimizer ({seen.optimizer}) is none of torch.optim"
-    if seen.groups > 1 and not all(one.trained for one in (seen, *seen.more)):
-        return "the optimizer has groups of parameters that are not known by name"
-    if seen.groups > 1 + len(seen.more):
-        return "the optimizer's groups of parameters changed between steps"
-    if (count := _gradients(seen)) > LONGEST:
-        return f"its training of up to {count:,} gradients is too long to be repeated"
-    if seen.warm:
-        return "the optimizer has state of earlier rounds"
-    if seen.partial or truth.inputs is None:
-        return "inputs are missing"
-    if len(file.labels) < len(seen.sizes):
-        return NO_CLASSES
-    if truth.labels is None:
-        return "its labels are not one class for each example"
-    return ""
-
-
-def _gradients(seen: Seen) -> int:
-    """The number of gradients that a training computed at most; L-BFGS takes several in a step."""
-    tables = [each for one in (seen, *seen.more) for each in (one.settings, *one.changes.values())]
-    most = max(int(each.get("max_iter", 1)) for each in tables)
-    return max(len(seen.ends), len(seen.sizes)) * max(1, most)
 
 
 def _incomparable(kept: _Recorded, module: nn.Module) -> str:
@@ -277,7 +247,7 @@ def _train(module: nn.Module, kept: _Recorded, way: _Way) -> None:
     parameters = [*free.values()]
     optimizer = _optimizer(seen, free)
     start = [one.detach().clone() for one in parameters]
-    first, said = 0, time.monotonic()
+    first, said, most = 0, time.monotonic(), most_batches(seen.ends)
     for step, last in enumerate(seen.ends):
         if time.monotonic() - said >= EVERY:
             said = time.monotonic()
@@ -289,9 +259,11 @@ def _train(module: nn.Module, kept: _Recorded, way: _Way) -> None:
 
         def gradient(places: range = places) -> Tensor:
             optimizer.zero_grad()
-            values = [_backward(module, kept, place, way) for place in places]
+            shares = way.shares([seen.sizes[place] for place in places], most)
+            each = zip(places, shares, strict=True)
+            values = [_backward(module, kept, place, way, share) for place, share in each]
             if way.proximal:
-                _add_proximal(parameters, start, len(places) * seen.proximal_mu, way.proximal)
+                _add_proximal(parameters, start, sum(shares) * seen.proximal_mu, way.proximal)
             if way.clip is not None:
                 nn.utils.clip_grad_norm_(parameters, way.clip)
             return torch.stack(values).sum() if values else torch.zeros(())
@@ -338,10 +310,10 @@ def _optimizer(seen: Seen, free: Mapping[str, nn.Parameter]) -> torch.optim.Opti
     return made
 
 
-def _backward(module: nn.Module, kept: _Recorded, place: int, way: _Way) -> Tensor:
-    """Add a batch's gradient to that of the parameters; returns its loss."""
+def _backward(module: nn.Module, kept: _Recorded, place: int, way: _Way, share: float) -> Tensor:
+    """Add a share of a batch's gradient to that of the parameters; returns that of its loss."""
     torch.set_rng_state(kept.rng[place].clone())
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way.autocast):
-        value = way.loss(module, kept.inputs[place], kept.labels[place])
+        value = share * way.loss(module, kept.inputs[place], kept.labels[place])
     value.backward()  # type: ignore[no-untyped-call]
     return value.detach()

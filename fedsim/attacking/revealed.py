@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from fedsim.adversary import Adversary
 from fedsim.attacking.classifier import Classifier
-from fedsim.attacking.consistency import NO_CLASSES, consistency
+from fedsim.attacking.consistency import consistency
 from fedsim.attacking.guesses import Pool, guess_inputs
+from fedsim.attacking.unrepeatable import NO_CLASSES
 from fedsim.errors import DataError
 from fedsim.knowledge import Knowledge
 from fedsim.libraries import brief

@@ -147,15 +147,28 @@ def _print_verdicts(
         leaking = [one["point"] for one in mine if one["kind"] == "leaks"]
         where = f"{len(leaking) or 'none'} of {len(mine)} points"
         if 0 < len(leaking) < len(mine):
-            more = len(leaking) - NAMED
-            where += f": {'; '.join(leaking[:NAMED])}" + (f"; {more} more" if more > 0 else "")
+            where += f": {_named(leaking)}"
         _say(console, f"{label}: leaks at {where}")
+        # Where too little was seen for a verdict, "none" must not be read as "it does not leak".
+        better = [one["point"] for one in mine if one["kind"] == "guessed"]
+        few = [one["point"] for one in mine if "too few to tell" in one["badge"]]
+        if better:
+            said = "better than chance, not shown to be better than a guess from public data"
+            _say(console, f"{label}: {said}: {_named(better)}")
+        if few:
+            _say(console, f"{label}: too few attacks to tell: {_named(few)}")
     for one in verdict_rows:
         row, name = found[one["point"], one["label"]], f"{one['label']} at {one['point']}"
         if one["kind"] == "leaks" and one["metric"] != main[one["label"]]:
             _say(console, f"{name}: leaks most by another measure. {one['sentence']}")
         if lost := _lost(row):
             _say(console, f"{name}: {lost}")
+
+
+def _named(points: list[str]) -> str:
+    """The first of some points by name, and the number of the others."""
+    more = len(points) - NAMED
+    return "; ".join(points[:NAMED]) + (f"; {more} more" if more > 0 else "")
 
 
 def _say(console: Console, text: str) -> None:

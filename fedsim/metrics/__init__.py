@@ -11,6 +11,7 @@ text           ROUGE and token scores of claimed texts
 text_pairs     claimed texts matched to the originals
 optimisation   how an attack's own optimisation went, without truth and chance level
 assignment     one-to-one assignment of claims to originals
+fixed          claims that are the same for every update
 registry       the installed metrics, and which of them apply
 claims         the form of a claim's fields, and shapes that match no original
 

@@ -10,6 +10,7 @@ import torch
 
 from fedsim.errors import PluginError
 from fedsim.metric import FORMAT, Metric
+from fedsim.metrics.fixed import NO_WORD, fixed_claim, reads_labels
 from fedsim.plugin import GROUPS
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
@@ -126,6 +127,9 @@ def baselines(
 ) -> tuple[float | None, float | None]:
     """Score a random guess and a guess from public data on the same victim.
 
+    The second draws labels or texts by their frequency, or claims the same for every update where
+    that scores better (`fedsim.metrics.fixed`).
+
     Args:
         metric: The metric.
         truth: The victim's examples.
@@ -140,9 +144,18 @@ def baselines(
     """
     random = random_guess(metric, truth, spec, guess, seed)
     try:
-        return random, _mean_guess(metric, truth, spec, guess, seed, informed=True)
+        drawn = _mean_guess(metric, truth, spec, guess, seed, informed=True)
+        scores = guess(truth, _generator(seed, 0), informed=True).label_scores
     except NotImplementedError:
-        return random, None
+        drawn, scores = None, torch.ones(spec.classes)
+    if "text" in metric.fields:
+        empty = _defined(metric.score(NO_WORD, truth, spec))
+        known = [one for one in (drawn, empty) if one is not None]
+        return random, (min if metric.shown.lower else max)(known, default=None)
+    if scores is None or truth.labels is None or not reads_labels(metric):
+        return random, drawn
+    claim = fixed_claim(metric, spec, scores, int((truth.labels >= 0).sum()))
+    return random, drawn if claim is None else _defined(metric.score(claim, truth, spec))
 
 
 def random_guess(metric: Metric, truth: Truth, spec: Spec, guess: Guess, seed: int) -> float | None:
@@ -150,7 +163,7 @@ def random_guess(metric: Metric, truth: Truth, spec: Spec, guess: Guess, seed: i
     exact = metric.chance(truth, spec)
     if exact is None:
         return _mean_guess(metric, truth, spec, guess, seed, informed=False)
-    return _defined(exact)
+    return _defined(float(exact))
 
 
 def _mean_guess(
@@ -158,11 +171,15 @@ def _mean_guess(
 ) -> float | None:
     total = 0.0
     for draw in range(DRAWS):
-        claimed = guess(truth, torch_generator(seed, "guess", draw, wide=False), informed=informed)
+        claimed = guess(truth, _generator(seed, draw), informed=informed)
         if not metric.reads(claimed):
             return None
         total += metric.score(claimed, truth, spec)
     return _defined(total / DRAWS)
+
+
+def _generator(seed: int, draw: int) -> torch.Generator:
+    return torch_generator(seed, "guess", draw, wide=False)
 
 
 def remembering(guess: Guess) -> Guess:

@@ -3,11 +3,11 @@
 import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.metric import Measure
-from fedsim.report.intervals import FEWEST, Estimate, clusters_of, estimate
+from fedsim.report.intervals import FEWEST, Estimate, as_found, clusters_of, estimate
 from fedsim.report.replication import averaged, over_rounds
 from fedsim.report.significance import LEVEL, better
 
@@ -260,6 +260,5 @@ def _either_way(together: float | None, apart: Mapping[float, float], rounds: in
 def _mean(scores: Sequence[Score], of: Callable[[Score], float], how: Measure) -> Estimate:
     known = [one for one in scores if not math.isnan(of(one))]
     values = [of(one) for one in known]
-    if how.kind == "share" and {0.0, 1.0}.issuperset(values):
-        how = replace(how, kind="yes/no")  # an interval of Wilson has a width if all are equal
-    return estimate(values, [one.seed for one in known], how, [one.unit for one in known])
+    units = [one.unit for one in known]
+    return estimate(values, [one.seed for one in known], as_found(how, values), units)

@@ -4,7 +4,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedsim.metric import Measure, number
 
@@ -55,6 +55,16 @@ def clusters_of(seeds: Sequence[Hashable], units: Sequence[Hashable]) -> Sequenc
         return seeds
     pairs = [*zip(seeds, units, strict=True)]
     return pairs if len({*pairs}) > 1 else range(len(pairs))
+
+
+def as_found(how: Measure, values: Sequence[float]) -> Measure:
+    """How a measure is read for an interval of these values: shares that are all 0 or 1 as yes/no.
+
+    Student's t has no width if all values are equal; Wilson's interval has one.
+    """
+    if how.kind == "share" and {0.0, 1.0}.issuperset(values):
+        return replace(how, kind="yes/no")
+    return how
 
 
 def estimate(

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedsim.metric import Measure
-from fedsim.report.intervals import Estimate, estimate
+from fedsim.report.intervals import Estimate, as_found, estimate
 from fedsim.report.replication import attacks_of, change_of, paired, undefended
 from fedsim.report.verdict import Verdict
 from fedsim.runs.reading import STATUSES, UNCOUNTED, Measures
@@ -63,7 +63,7 @@ def _over_seeds(part: "pd.DataFrame", column: str, how: Measure) -> Estimate:
     """The estimate of a column, without rows that lack it."""
     known = part[part[column].notna()]
     values, seeds, units = (known[name].tolist() for name in (column, "seed", "unit"))
-    return estimate(values, seeds, how, units)
+    return estimate(values, seeds, as_found(how, values), units)
 
 
 def _difference(

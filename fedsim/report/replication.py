@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fedsim.metric import Measure
-from fedsim.report.intervals import CHANGE, Estimate, change, estimate
+from fedsim.report.intervals import CHANGE, Estimate, as_found, change, estimate
 from fedsim.runs.reading import Measures, budget, point_parts
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def leaked(part: "pd.DataFrame", how: Measure, column: str = "counted") -> Estim
         how: How the metric is read.
         column: "counted" or "baseline".
     """
-    return estimate(part[column].tolist(), part["seed"].tolist(), how)
+    values = part[column].tolist()
+    return estimate(values, part["seed"].tolist(), as_found(how, values))
 
 
 def worst_probe(part: "pd.DataFrame", how: Measure) -> str:
@@ -93,7 +94,10 @@ def over_rounds(
             seeds, own = values.setdefault(at, ([], []))
             seeds.append(seed)
             own.append(value)
-    found = {at: estimate(own, seeds, how) for at, (seeds, own) in sorted(values.items())}
+    found = {
+        at: estimate(own, seeds, as_found(how, own) if column == "counted" else how)
+        for at, (seeds, own) in sorted(values.items())
+    }
     return {
         at: one if one.over_seeds or probed else replace(one, low=None, high=None)
         for at, one in found.items()

@@ -64,6 +64,29 @@ def accumulated(net, loader):
             optimizer.zero_grad()
 
 
+def averaged(net, loader, every=2):
+    """Gradient accumulation as Lightning has it: each loss is divided."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for number, (x, y) in enumerate(reveal(loader), 1):
+        (nn.functional.cross_entropy(net(x), y) / every).backward()
+        if number % every == 0 or number == len(loader):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def averaged_with_a_rest(net, loader):
+    averaged(net, loader, every=3)
+
+
+def by_examples(net, loader):
+    """Gradient accumulation as transformers has it: each example counts the same."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    unequal = DataLoader(loader.dataset, batch_size=20)
+    for x, y in reveal(unequal):
+        (nn.functional.cross_entropy(net(x), y, reduction="sum") / len(loader.dataset)).backward()
+    optimizer.step()
+
+
 def warmed_up(net, loader):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 4)
@@ -182,7 +205,8 @@ def in_half(net, loader):
 
 
 EXPLAINED = [
-    momentum, adam, adamw, adagrad, augmented, normalised, scheduled, accumulated, second_epoch,
+    momentum, adam, adamw, adagrad, augmented, normalised, scheduled, averaged, second_epoch,
+    averaged_with_a_rest, by_examples,
     warmed_up, one_cycle, frozen, in_a_column, by_keyword, loaded_ahead, listed, closure,
     decayed, faster_head, normalised_ahead, checkpointed, in_half,
 ]  # fmt: skip
@@ -278,6 +302,7 @@ MISFITS = {
     clipped: "gradients clipped to norm 0.5",
     summed: "a loss summed over examples",
     mixed: "autocast in bfloat16",
+    accumulated: "losses of a step's batches added up, and not averaged",
     others_labels: "none of 11 ways of training fits",
     mixed_up: "none of 10 ways of training fits",
 }

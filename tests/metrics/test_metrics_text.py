@@ -200,6 +200,7 @@ def test_every_metric_of_text_has_two_chance_levels_and_the_informed_is_higher(t
         assert 0 < random < informed < 0.5, name
     assert found["rouge1_authors"][0] > found["rouge1"][0] + 0.1, "[CLS] and [SEP] for nothing"
     assert found["token_edits"][0] > 0.9
+    assert found["token_edits"][1] <= 1  # that of no word
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from support.tiny import rows as read
 
 from fedsim import report
 from fedsim.cli.summary import print_summary
-from fedsim.report import final_utility, summary, utility_summary, write_report
+from fedsim.report import final_utility, summary, utility_summary, verdicts, write_report
 from fedsim.report.folder import open_folder
 from fedsim.report.intervals import Estimate
 from fedsim.report.replication import over_rounds, undefended
@@ -228,6 +228,33 @@ def test_the_terminal_says_at_which_points_an_adversary_leaks(tmp_path, values, 
     console = Console(width=200, record=True)
     print_summary(console, written(tmp_path, *rows, points=points))
     assert said in console.export_text().splitlines()
+
+
+def test_a_share_that_is_always_1_has_one_interval_in_the_table_and_in_the_verdict(tmp_path):
+    rows = [
+        row(1, client, value=1.0, seed=seed, point=f"seed={seed}")
+        for seed in (7, 8, 9)
+        for client in range(20)
+    ]
+    folder = written(tmp_path, *rows, points=[f"seed={seed}" for seed in (7, 8, 9)])
+    (leaked,), (verdict,) = summary(folder), verdicts(folder)
+    assert leaked["mean"] == verdict["mean"] == 1
+    assert (leaked["low"], leaked["high"]) == (verdict["low"], verdict["high"])
+    assert 0.5 < leaked["low"] < 0.95
+
+
+def test_the_terminal_says_where_an_adversary_beats_chance_without_a_verdict(tmp_path):
+    rows = [
+        row(1, client, value=0.6, point=point, baseline_prior=0.6)
+        for point in ("sigma=0", "sigma=1")
+        for client in range(20)
+    ]
+    console = Console(width=200, record=True)
+    print_summary(console, written(tmp_path, *rows, points=["sigma=0", "sigma=1"]))
+    said = console.export_text().splitlines()
+    place = said.index("llg: leaks at none of 2 points")
+    assert said[place + 1].startswith("llg: better than chance, not shown to be better")
+    assert said[place + 1].endswith("sigma=0; sigma=1")
 
 
 def test_the_terminal_reads_a_run_once(tmp_path, monkeypatch):

@@ -87,6 +87,10 @@ class Tabular(Classification):
         """Number of classes, and the columns."""
         return TabularSpec(self.outputs, columns=self.examples.columns)
 
+    def cautions(self) -> list[str]:
+        """Those of every task, and columns that may be read otherwise than they are meant."""
+        return [*super().cautions(), *self.examples.cautions]
+
     def noise(self, count: int, rng: torch.Generator) -> Tensor:
         """Draw rows (count, F) of standard normal values, like standardised numbers."""
         return torch.randn(count, *self.examples.shape, generator=rng)

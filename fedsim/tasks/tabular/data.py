@@ -38,11 +38,13 @@ class Table(Examples):
         columns: Columns that are not the label.
         rows: Encoded rows, float32 of shape (N, F).
         names: Names of the classes.
+        cautions: What may be read otherwise than it is meant.
     """
 
     columns: tuple[Column, ...]
     rows: Tensor
     names: tuple[str, ...]
+    cautions: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -109,10 +111,13 @@ def load(
     _check(name, frame, label)
     classes, labels = _codes(f"the label column '{label}'", name, known[label], frame[label])
     described, parts = list[Column](), list[np.ndarray[Any, Any]]()
+    cautions = list[str]()
     for column in frame.columns.drop(label):
         values, where = frame[column], f"column '{column}'"
         if column in categorical or not _is_number(values):
             found, codes = _codes(where, name, known[column], values)
+            if column not in categorical:
+                cautions += _nearly_numbers(name, where, values)
             if len(found) > MOST_CATEGORIES:
                 raise DataError(
                     f"data '{name}': {where} has {len(found)} categories; expected "
@@ -127,16 +132,38 @@ def load(
             described.append(Column(column, mean=mean, scale=scale))
             parts.append(numbers)
     if not described:
-        raise DataError(f"data '{name}' has no column but the label '{label}'")
+        found_other = [mark for mark in (";", "\t", "|") if mark in label]
+        hint = ": columns are separated by commas, and not by " if found_other else ""
+        raise DataError(
+            f"data '{name}' has no column but the label '{label}'"
+            f"{hint}{''.join(map(repr, found_other[:1]))}"
+        )
     return Table(
         columns=tuple(described),
         rows=torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32)),
         labels=torch.from_numpy(labels),
         names=classes,
+        cautions=tuple(cautions),
         classes=len(classes),
         train=torch.from_numpy(np.flatnonzero(~tests)),
         test=torch.from_numpy(np.flatnonzero(tests)),
     )
+
+
+def _nearly_numbers(name: str, where: str, values: "pd.Series[Any]") -> list[str]:
+    """A caution about text of which most is numbers, such as those with "?" for a missing one."""
+    import pandas as pd
+
+    if values.dtype.kind == "b":
+        return []
+    others = values[pd.to_numeric(values.astype(str), errors="coerce").isna()]
+    if not len(others) or 2 * len(others) >= len(values):
+        return []
+    return [
+        f"data '{name}': {where} is taken for categories, since {len(others)} of its "
+        f"{len(values)} values are no numbers, the first {str(others.iloc[0])!r:.40}. Fill them in "
+        "or drop these rows if it holds numbers"
+    ]
 
 
 def _frame(name: str, folder: Path | None) -> "pd.DataFrame":

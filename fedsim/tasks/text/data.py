@@ -164,8 +164,8 @@ def _numbered(name: str, part: _Part, labelled: bool) -> tuple[Any, tuple[str, .
             raise DataError(f"data '{name}': text {number} has no label")
         if _is_fraction(one):
             raise DataError(
-                f"data '{name}': text {number} has the label {one}; expected an integer from 0 or a "
-                "name (round scores to classes first, or name another column in task.label_column)"
+                f"data '{name}': text {number} has the label {one}; expected an integer from 0 "
+                "or a name (round scores to classes, or name another column in task.label_column)"
             )
     try:
         numbers = [int(one) for one in part.labels]

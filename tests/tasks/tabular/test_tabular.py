@@ -260,3 +260,11 @@ def test_a_row_whose_squares_are_infinite_is_scored_as_any_other():
     rows = [TRUE.inputs[0].double(), torch.full_like(TRUE.inputs[0], 1e200, dtype=torch.float64)]
     claim = Reconstruction(inputs=rows)
     assert METRICS["row_exact"].score(claim, TRUE, SPEC) == 1 / len(TRUE.inputs)
+
+
+def test_a_column_of_numbers_with_a_mark_for_missing_ones_is_cautioned(tmp_path):
+    rows = "\n".join(f"{i},{'?' if i == 5 else i / 3:},{'ab'[i % 2]}" for i in range(40))
+    (tmp_path / "marked.csv").write_text(f"age,score,label\n{rows}\n")
+    task = Tabular(data="marked", folder=tmp_path, clients=2)
+    (caution,) = [one for one in task.cautions() if "score" in one]
+    assert "1 of its 40 values are no numbers, the first '?'" in caution

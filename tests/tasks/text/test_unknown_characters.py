@@ -34,5 +34,5 @@ def test_texts_with_unknown_characters_are_counted(tmp_path):
 
 
 def test_scores_are_no_classes(tmp_path):
-    with pytest.raises(DataError, match=r"text 1 has the label 0\.5; expected an integer from 0"):
+    with pytest.raises(DataError, match=r"text 2 has the label 0\.5; expected an integer from 0"):
         _ = task(tmp_path, labels=["0", "0.5"]).texts
