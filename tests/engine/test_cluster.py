@@ -99,8 +99,8 @@ def wait(address: str, nodes: int) -> None:
 
 IMPATIENT = """
 import sys
-from fedsim.engine.ray import session
-session.PLACE = 3.0
+from fedsim.engine.ray import places
+places.PLACE = 3.0
 from fedsim.cli import main
 main()
 """

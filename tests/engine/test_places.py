@@ -18,7 +18,7 @@ import fedsim
 from adversaries import LLG
 from fedsim.attacking.attack import Attack, AttackRunner, Outcome
 from fedsim.engine.inline import InlineGrid
-from fedsim.engine.ray import session
+from fedsim.engine.ray import places, session
 from fedsim.engine.ray.attacks import RayExecutor
 from fedsim.engine.ray.clients import ClientWorker, RayGrid
 from fedsim.engine.simulate import simulate
@@ -37,7 +37,7 @@ def client_worker(cpus):
 
 
 def no_place():
-    return session.no_place("client", 2, 50, 0)
+    return places.no_place("client", 2, 50, 0)
 
 
 def messages(run, grid):
@@ -56,7 +56,7 @@ def arrays(replies) -> list[dict[str, bytes]]:
 
 
 def test_a_client_worker_without_a_place_leaves_its_clients_to_the_others(monkeypatch):
-    monkeypatch.setattr(session, "PLACE", 2.0)
+    monkeypatch.setattr(places, "PLACE", 2.0)
     run, said = scenario(), list[str]()
     here = InlineGrid(6)
     expected = arrays(here.send_and_receive(messages(run, here)))
@@ -73,7 +73,7 @@ def test_a_client_worker_without_a_place_leaves_its_clients_to_the_others(monkey
 
 
 def test_clients_whose_workers_all_lack_a_place_end_the_run(monkeypatch):
-    monkeypatch.setattr(session, "PLACE", 1.0)
+    monkeypatch.setattr(places, "PLACE", 1.0)
     pool = [client_worker(50), client_worker(50)]
     grid = RayGrid(6, pool, lambda: client_worker(50), no_place, pytest.fail)
     try:
@@ -98,7 +98,8 @@ def test_attacks_that_have_ended_are_collected_after_the_workers_were_killed(clu
 
 def test_a_worker_larger_than_every_node_is_an_error_and_no_endless_wait(tmp_path, monkeypatch):
     nodes = [("10.0.0.1", {"CPU": 4.0, "GPU": 1.0}), ("10.0.0.2", {"CPU": 2.0, "GPU": 1.0})]
-    monkeypatch.setattr(session, "_nodes", lambda: nodes)
+    monkeypatch.setattr(session, "living_nodes", lambda: nodes)
+    monkeypatch.setattr(places, "living_nodes", lambda: nodes)
     monkeypatch.setattr(session, "_short_of", lambda needs: "")
     large = scenario(engine={"name": "ray", "workers": 1, "cpus_per_client": 5})
     with pytest.raises(EngineError) as error:

@@ -6,6 +6,7 @@ clients    the engine: groups of clients on actors
 attacks    the executor: attacks on actors while training goes on
 worker     the actor that runs attacks
 session    the Ray session that both share
+places     where actors run, and what is said of those without a place
 cluster    the cluster that an address means
 local      how a session of one run on this machine starts
 transfer   how messages travel between the server and the actors

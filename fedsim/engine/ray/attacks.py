@@ -20,7 +20,7 @@ from fedsim.attacking.attack import (
 )
 from fedsim.attacking.executor import Observer
 from fedsim.attacking.progress import EVERY, AttackProgress
-from fedsim.engine.ray import session
+from fedsim.engine.ray import places, session
 from fedsim.engine.ray.board import Board
 from fedsim.engine.ray.worker import AttackWorker, StoredAttack, found_by_all, held
 from fedsim.errors import EngineError
@@ -54,7 +54,7 @@ class RayExecutor:
     is queued again as a whole, since results depend on its size by rounding; if another one dies,
     each attack on its own. A single attack whose worker dies is retried at most `REPEATS` times, or
     once if its group was retried. A worker that Ray cannot schedule, because a node was lost,
-    leaves its attacks to the others; if Ray can schedule none for `session.PLACE` seconds,
+    leaves its attacks to the others; if Ray can schedule none for `places.PLACE` seconds,
     `collect` raises `EngineError`.
 
     Args:
@@ -160,7 +160,7 @@ class RayExecutor:
             try:
                 ray.get(started)
             except RayTaskError as error:
-                where = session.node_of(self._workers[index]) or "its node"
+                where = places.node_of(self._workers[index]) or "its node"
                 raise EngineError(
                     f"an attack worker cannot start on {where}: {brief(error.cause)}"
                 ) from error
@@ -179,17 +179,17 @@ class RayExecutor:
         self._placeless = {
             index: self._placeless.get(index, now)
             for index in self._starting
-            if session.node_of(self._workers[index]) == ""
+            if places.node_of(self._workers[index]) == ""
         }
         lacking = len(self._placeless)
         if not lacking:
             return
         if lacking == self._number:
-            if now - max(self._placeless.values()) > session.PLACE:
-                raise session.no_place("attack", self._number, 1.0, self._gpus)
-        elif now - min(self._placeless.values()) > session.PLACE and not self._warned:
+            if now - max(self._placeless.values()) > places.PLACE:
+                raise places.no_place("attack", self._number, 1.0, self._gpus)
+        elif now - min(self._placeless.values()) > places.PLACE and not self._warned:
             self._warned = True
-            self._observer("caution", text=session.fewer("attack", lacking, self._number))
+            self._observer("caution", text=places.fewer("attack", lacking, self._number))
         free = len(ready - {running.worker for running in self._running.values()})
         for task, running in list(self._running.items()):
             if len(self._queue) < free and running.worker in self._placeless:
@@ -216,7 +216,7 @@ class RayExecutor:
                     # What Ray raises is of both kinds, and holds the worker's own exception.
                     outcomes = self._again(running, str(wrapped.args[0]))
                 except RayError as error:
-                    outcomes = self._lost(running, session.died(error, MACHINE_TOO_SMALL))
+                    outcomes = self._lost(running, places.died(error, MACHINE_TOO_SMALL))
                 self._fill()
                 yield from outcomes
             yield from self._overdue()
@@ -239,7 +239,7 @@ class RayExecutor:
                 self._observer("progress", progress=latest)
             attacks = [stored.attack for stored in one.group]
             known = self._clustered and self._workers
-            node = session.node_of(self._workers[one.worker]) if known else ""
+            node = places.node_of(self._workers[one.worker]) if known else ""
             rows.append(self._runner.running(attacks, one.since, latest, node or ""))
         self._observer("running", running=tuple(rows), workers=self._number)
 
@@ -269,8 +269,7 @@ class RayExecutor:
 
     def _replace(self, index: int) -> None:
         """Kill a worker, and start another one in its place."""
-        with contextlib.suppress(Exception):
-            ray.kill(self._workers[index])
+        places.end_actors([self._workers[index]])
         self._workers[index] = self._new(index)
 
     def _lost(self, running: _Running, why: str, status: str = "failed") -> list[Outcome]:
@@ -304,9 +303,7 @@ class RayExecutor:
             self._running = {task: self._running[task] for task in done}
         if not session.session_folder():
             self._end_idle()
-        for worker in self._workers:
-            with contextlib.suppress(Exception):
-                ray.kill(worker)
+        places.end_actors(self._workers)
         self._workers, self._starting = [], {}
 
     def _end_idle(self) -> None:

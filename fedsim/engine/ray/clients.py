@@ -1,6 +1,5 @@
 """The engine that runs groups of clients, and attacks beside them, on long-lived Ray actors."""
 
-import contextlib
 import gc
 import math
 import time
@@ -16,7 +15,7 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.executor import Observer
 from fedsim.engine import Engine, attack_workers, workers
-from fedsim.engine.ray import session
+from fedsim.engine.ray import places, session
 from fedsim.engine.ray.attacks import RayExecutor
 from fedsim.engine.ray.transfer import Packed, pack, unpack
 from fedsim.errors import EngineError
@@ -123,7 +122,7 @@ class RayGrid(LocalGrid):
         """Replace actors that have ended, and give up those that have no place for long."""
         now, sound, since = time.monotonic(), list[Any](), dict[int, float]()
         for index, actor in enumerate(self._pool):
-            node = session.node_of(actor)
+            node = places.node_of(actor)
             if node is None:
                 self._pool[index] = self._new()
             if node:
@@ -131,13 +130,13 @@ class RayGrid(LocalGrid):
             else:
                 since[index] = self._placeless.get(index, now)
         self._placeless = since
-        if not since or now - max(since.values()) <= session.PLACE:
+        if not since or now - max(since.values()) <= places.PLACE:
             return
         if not sound:
             raise self._no_place()
-        self._warn(session.fewer("client", len(since), len(self._pool)))
+        self._warn(places.fewer("client", len(since), len(self._pool)))
+        places.end_actors(self._pool[index] for index in since)
         for index in since:
-            ray.kill(self._pool[index])
             self._pool[index] = sound[index % len(sound)]
 
     def _shares(self, messages: Sequence[Message]) -> list[Sequence[Message]]:
@@ -167,7 +166,7 @@ class RayGrid(LocalGrid):
                     last = error
                 if self._pool[index] is actor:
                     self._pool[index] = self._new()
-        reason = session.died(last, MACHINE_TOO_SMALL)
+        reason = places.died(last, MACHINE_TOO_SMALL)
         return Message(Error(code=RAISED, reason=reason), reply_to=message), context.state
 
 
@@ -186,7 +185,7 @@ class RayEngine(Engine):
 
     def _no_place(self) -> EngineError:
         cpus, gpus = self._settings.cpus_per_client, self._settings.gpus_per_client
-        return session.no_place("client", self._clients, cpus, gpus)
+        return places.no_place("client", self._clients, cpus, gpus)
 
     def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
         """Run attacks on actors of their own while the clients' actors train."""
@@ -207,6 +206,4 @@ class RayEngine(Engine):
 
     def close(self) -> None:
         """Kill the actors. The session stays for the next run of this process."""
-        for actor in self._pool:
-            with contextlib.suppress(Exception):
-                ray.kill(actor)
+        places.end_actors(self._pool)

@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import ray
 import torch
-from ray._private import state
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.engine import knock
 from fedsim.engine.ray.local import on_loopback, without_helpers
+from fedsim.engine.ray.places import in_words, living_nodes, nodes_in_words
 from fedsim.engine.session_folder import SessionFolder, kill_children
 from fedsim.errors import EngineError
 from fedsim.plugin import GROUPS
@@ -26,9 +26,6 @@ from fedsim.scenario.settings import Engine
 
 PATIENCE = 60.0
 """Seconds within which a node of a cluster must answer."""
-
-PLACE = 60.0
-"""Seconds after which a run ends if Ray has no place for any of its client or attack workers."""
 
 _OURS: dict[int, str] = {}
 """The `engine.address` of the Ray session that fedsim opened and may end, by the process's id."""
@@ -76,95 +73,16 @@ def start_session(settings: Engine, clients: int, attackers: int) -> Engine:
         ("attack", attackers, 1.0, settings.gpus_per_attack),
     ):
         if number and not any(
-            cpus <= node.get("CPU", 0) and gpus <= node.get("GPU", 0) for _, node in _nodes()
+            cpus <= node.get("CPU", 0) and gpus <= node.get("GPU", 0) for _, node in living_nodes()
         ):
             raise EngineError(
-                f"one {what} worker needs {_amount(cpus, gpus)} of one node, and no node of the "
-                f"Ray cluster has as much: {_there()}. Lower engine.*_per_{what}, or start a "
-                "larger node"
+                f"one {what} worker needs {in_words(cpus, gpus)} of one node, and no node of the "
+                f"Ray cluster has as much: {nodes_in_words()}. Lower engine.*_per_{what}, or start "
+                "a larger node"
             )
     if settings.address:
         check_nodes()
     return settings
-
-
-def node_of(actor: Any) -> str | None:
-    """The address of an actor's node; "" if it has none yet, None if the actor has ended."""
-    # `ray.util.state` asks the dashboard, which many clusters do not have.
-    found = state.actors(actor._actor_id.hex())
-    if not found:
-        return ""
-    if found["State"] == "DEAD":
-        return None
-    # While an actor waits for a place, Ray shows the node that was asked last as its address.
-    address, port = found["Address"]["IPAddress"], found["Address"]["Port"]
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    asked = {(node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes}
-    return "" if (address, port) in asked else str(address)
-
-
-def no_place(what: str, number: int, cpus: float, gpus: float) -> EngineError:
-    """The error that ends a run none of whose workers has a place.
-
-    Args:
-        what: "client" or "attack".
-        number: How many workers there should be.
-        cpus: CPUs of each.
-        gpus: GPUs of each.
-    """
-    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-    left = _amount(free.get("CPU", 0), free.get("GPU", 0))
-    return EngineError(
-        f"Ray has had no place for any of {number} {what} workers for {PLACE:g} s. Each needs "
-        f"{_amount(cpus, gpus)}; nodes left: {_there()}, with {left} free. Start a node "
-        "(ray start --address=...), or continue with --resume and fewer workers "
-        "(--set engine.workers=...)"
-    )
-
-
-def fewer(what: str, lacking: int, number: int) -> str:
-    """The warning that some workers have no place, while others have one."""
-    return (
-        f"Ray has had no place for {lacking} of {number} {what} workers for {PLACE:g} s: "
-        f"the run goes on with the others. Nodes: {_there()}"
-    )
-
-
-def died(error: RayError, no_memory: str) -> str:
-    """What is said of a client or an attack whose worker died.
-
-    Args:
-        error: What Ray raised.
-        no_memory: What to do if Ray ended the worker because its node was short of memory.
-    """
-    reason = f"its worker died: {type(error).__name__}"
-    if isinstance(error, OutOfMemoryError):
-        return f"{no_memory}: {reason}"
-    return (
-        f"{reason}. It crashed, its node was lost, or the system killed it for want of memory: "
-        "see the kernel's log (dmesg), or lower engine.workers or engine.attack_workers"
-    )
-
-
-def _nodes() -> list[tuple[str, dict[str, float]]]:
-    """The address of each living node, and what it has."""
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    return [(node["NodeManagerAddress"], node["Resources"]) for node in nodes if node["Alive"]]
-
-
-def _there() -> str:
-    """All living nodes with what they have, in words."""
-    each = (
-        f"{address} ({_amount(has.get('CPU', 0), has.get('GPU', 0))})"
-        for address, has in sorted(_nodes(), key=lambda node: node[0])
-    )
-    return ", ".join(each)
-
-
-def _amount(cpus: float, gpus: float) -> str:
-    """An amount of CPUs and GPUs, in words."""
-    words = f"{cpus:g} CPU{'s' * (cpus != 1)}"
-    return words + (f" and {gpus:g} GPU{'s' * (gpus != 1)}" if gpus else "")
 
 
 def _needs(settings: Engine, clients: int, attackers: int) -> dict[str, float]:
