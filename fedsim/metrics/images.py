@@ -156,7 +156,11 @@ class SSIM(_OfInputs):
     )
 
     def compute(self, claimed: Reconstruction, truth: Truth, spec: Spec) -> float:
-        """SSIM with a Gaussian window of 11 pixels, or of 5 for smaller images."""
+        """SSIM with a Gaussian window of 11 pixels, or of 5 for smaller images (torchmetrics).
+
+        The mean is over all pixels, with the images mirrored at their borders. Where others leave
+        the borders out, small images have other values (16 x 16: by a tenth).
+        """
         from torchmetrics.functional.image import structural_similarity_index_measure
 
         ours, originals = pairs(claimed, truth, spec)

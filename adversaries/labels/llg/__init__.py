@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from adversaries.labels.llg.probes import by_label, class_sums, draw, dummies
-from fedsim import Adversary, Job, Knowledge, Requirement
+from fedsim import Adversary, Job, Knowledge, Requirement, SpeechSpec, TextSpec
 from fedsim.gradients import HeadGradient, claim_labels
 from fedsim.records import Observation, Reconstruction, Spec
 
@@ -96,6 +96,16 @@ class LLG(Adversary):
         """Return `needs`, with the model for LLG*, and with model and auxiliary data for LLG+."""
         more = {"llg": Knowledge(0), "llg*": Knowledge.MODEL}
         return super().requires() | more.get(self.variant, Knowledge.MODEL | Knowledge.AUXILIARY)
+
+    def unsuited(self, kind: type[Spec], task: str) -> list[str]:
+        """Say why it cannot attack a task: LLG* makes up inputs, and texts and sounds vary."""
+        found = super().unsuited(kind, task)
+        if self.variant == "llg*" and issubclass(kind, TextSpec | SpeechSpec):
+            found.append(
+                f"LLG* makes up inputs of a fixed shape, and task '{task}' has {kind.modality}; "
+                'use variant = "llg" or "llg+"'
+            )
+        return found
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Infer |D| labels.

@@ -7,10 +7,13 @@ import torch
 from support.llg_victims import attacked, victim
 from torch import nn
 
+from adversaries import LLG
 from fedsim import testing
 from fedsim.metrics import METRICS
 from fedsim.records import Batch, Spec
 from fedsim.tasks.images import cross_entropy
+from fedsim.tasks.speech import Speech
+from fedsim.tasks.text import Text
 from fedsim.victim import VictimModel
 
 
@@ -97,3 +100,11 @@ def test_a_model_with_broken_weights_is_told(variant):
     next(iter(model.parameters().values())).data.fill_(float("nan"))
     with pytest.raises(ValueError, match="the model's own gradient holds NaN"):
         attacked(dataclasses.replace(seen, model=model), variant)
+
+
+@pytest.mark.parametrize("task", [Text, Speech])
+def test_llg_star_is_refused_where_inputs_have_no_fixed_shape(task):
+    (said,) = LLG(variant="llg*").unsuited(task.spec_type, task.name)
+    assert f"task '{task.name}'" in said
+    assert 'use variant = "llg" or "llg+"' in said
+    assert LLG(variant="llg+").unsuited(task.spec_type, task.name) == []
