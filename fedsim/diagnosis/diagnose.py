@@ -114,7 +114,8 @@ def diagnosed(
     if not rows:
         raise RunFolderError(
             f"{folder} has nothing to diagnose: no update was recorded or attacked, or there is no "
-            'adversary. Record with record.keep = "all" or fedsim train; name one with --adversary'
+            'adversary. Record with record.keep = "all" or fedsim train; name one with '
+            "fedsim diagnose --adversary"
         )
     _write(folder, rows)
     return read_diagnosis(folder)

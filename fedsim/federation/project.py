@@ -140,9 +140,16 @@ class WatchedProject:
         if example is None:
             if not self._warned:
                 self._warned = True
+                failed = bool(replies) and all(reply.has_error() for reply in replies)
+                what = (
+                    f"all clients of round {self._round} failed"
+                    if failed
+                    else f"no client of round {self._round} revealed an example on this machine"
+                )
+                how = "" if failed else f": {HOW}"
                 warnings.warn(
-                    f"no client of round {self._round} revealed an example on this machine, and "
-                    f"without one nothing is attacked: {HOW}. Waiting for a later round",
+                    f"{what}, and without an example nothing is attacked{how}. Waiting for a later "
+                    "round",
                     stacklevel=2,
                 )
             for reply in replies:

@@ -97,8 +97,9 @@ def _leakage(run: RunFolder, point: str | None = None) -> dict[str, Any]:
     if point is not None:
         every = [one for one in every if one.name == point]
         if not every:
-            named = ", ".join(map(repr, run.points()))
-            raise RunFolderError(f"'{run.path}' has no point '{point}'; there are {named}")
+            named = ", ".join(repr(name) for name in run.points() if name)
+            known = f"there are {named}" if named else "it has no sweep, so leave `point` out"
+            raise RunFolderError(f"'{run.path}' has no point '{point}'; {known}")
     if len(every) == 1:
         return charts.figure(every[0], run.main, run.measures)
     return charts.overlay(every, run.main, run.measures)

@@ -265,6 +265,17 @@ def test_the_first_example_may_come_late(tmp_path):
     assert {(row["round"], row["truth"]) for row in found} == {("2", "revealed")}
 
 
+def test_clients_that_all_fail_are_not_told_to_reveal_examples(tmp_path):
+    def train(client, net, loader, round):
+        if round == 1:
+            raise RuntimeError("no data today")
+        plain(client, net, loader, round)
+
+    with pytest.warns(UserWarning, match=r"all clients of round 1 failed.*Waiting for a later"):
+        found = audit(project(defend(), watch(), train=train), tmp_path / "run", rounds=2)
+    assert {row["round"] for row in found} == {"2"}
+
+
 def test_without_any_example_the_federation_trains_and_says_so(tmp_path):
     def train(client, net, loader, round):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
