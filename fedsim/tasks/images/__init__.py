@@ -32,6 +32,9 @@ GAP = 4
 """Number of originals in a picture, and the smallest side of each and the gap between them in
 pixels."""
 
+DARK = 0.2
+"""Share of white below which the brightest pixel tells that images are stored in another range."""
+
 
 class Images(Classification):
     """Image classification on digits, npz files or sets of the Hub.
@@ -82,6 +85,18 @@ class Images(Classification):
     def spec(self) -> ImageSpec:
         """The number of classes and the shape (C, H, W) of the images."""
         return ImageSpec(self.outputs, self.examples.shape)
+
+    def cautions(self) -> list[str]:
+        """Those of every task, and images that are nearly black."""
+        found, data = super().cautions(), self.examples
+        some = data.pixels[:: max(1, len(data.pixels) // 1000)]
+        if (brightest := float(some.max())) < DARK * data.white:
+            found.append(
+                f"data '{self.data}': images are nearly black, with values up to {brightest:g} of "
+                f"{data.white:g}. If {brightest:g} means white, store values / {brightest:g} as "
+                "floats"
+            )
+        return found
 
     def noise(self, count: int, rng: torch.Generator) -> Tensor:
         """Images (count, C, H, W) uniform in [0, 1]."""
