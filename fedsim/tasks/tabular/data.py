@@ -112,6 +112,11 @@ def load(
     classes, labels = _codes(f"the label column '{label}'", name, known[label], frame[label])
     described, parts = list[Column](), list[np.ndarray[Any, Any]]()
     cautions = list[str]()
+    if 2 * len(classes) > len(frame):
+        cautions.append(
+            f"data '{name}': the label column '{label}' has {len(classes)} classes in {len(frame)} "
+            "rows. If it holds no classes, name another one in task.label"
+        )
     for column in frame.columns.drop(label):
         values, where = frame[column], f"column '{column}'"
         if column in categorical or not _is_number(values):

@@ -268,3 +268,10 @@ def test_a_column_of_numbers_with_a_mark_for_missing_ones_is_cautioned(tmp_path)
     task = Tabular(data="marked", folder=tmp_path, clients=2)
     (caution,) = [one for one in task.cautions() if "score" in one]
     assert "1 of its 40 values are no numbers, the first '?'" in caution
+
+
+def test_labels_that_are_nearly_all_different_are_cautioned(tmp_path):
+    rows = "\n".join(f"{i / 7},{i}" for i in range(40))
+    (tmp_path / "numbers.csv").write_text(f"age,income\n{rows}\n")
+    task = Tabular(data="numbers", label="income", folder=tmp_path, clients=2)
+    assert [one for one in task.cautions() if "'income' has 40 classes in 40 rows" in one]
