@@ -5,6 +5,7 @@ finds more labels than labels drawn by their frequency. To claim no word at all 
 than a wrong text. An attack that does no better has read nothing from the update.
 """
 
+import contextlib
 import functools
 import math
 from collections import Counter
@@ -48,13 +49,15 @@ def fixed_claim(
 
     Returns:
         The expected counts of the labels, the most frequent label alone, or every label; None if
-        drawn labels score as well.
+        drawn labels score as well, or if the metric reads more of the truth than labels.
     """
     settings = metric, spec, tuple(frequencies.double().tolist()), count
-    try:
-        return _best(*settings)
-    except TypeError:  # a metric with a list among its settings is no key
-        return _best.__wrapped__(*settings)
+    with contextlib.suppress(Exception):
+        try:
+            return _best(*settings)
+        except TypeError:  # a metric with a list among its settings is no key
+            return _best.__wrapped__(*settings)
+    return None
 
 
 @functools.lru_cache(maxsize=256)

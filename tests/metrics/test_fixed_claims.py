@@ -77,3 +77,20 @@ def test_a_metric_with_a_list_among_its_settings_has_a_prior_guess():
     frequencies = torch.tensor([5.0, *[1.0] * (testing.SPEC.classes - 1)])
     claim = fixed_claim(First(), testing.SPEC, frequencies, 4)
     assert claim.label_set == {0}
+
+
+def test_a_metric_that_reads_more_than_labels_is_compared_with_drawn_ones():
+    class Both(Metric):
+        """Whether as many labels as inputs are claimed."""
+
+        name = "both"
+        fields = ("labels",)
+        shown = Measure("Both", phrase="both {value}")
+
+        def compute(self, claimed, truth, spec):
+            return float(len(claimed.labels) == len(truth.inputs))
+
+    frequencies = torch.ones(testing.SPEC.classes)
+    assert fixed_claim(Both(), testing.SPEC, frequencies, 4) is None
+    truth = Truth(labels=torch.tensor([1, 2]), inputs=[torch.zeros(1, 2, 2)] * 2)
+    assert baselines(Both(), truth, testing.SPEC, guess_of(frequencies), 0) == (1.0, 1.0)
