@@ -27,8 +27,13 @@ CLEARLY = 3.0
 MANY = 256
 """Number of classes up to which all are claimed; of more, up to 16 for each label."""
 
-NO_WORD = Reconstruction(text=("",))
-"""A claim of one empty text."""
+
+def without_a_word(metric: Metric, truth: Truth, spec: Spec) -> float | None:
+    """The score of one empty text; None if it is not defined."""
+    with contextlib.suppress(Exception):  # a metric of one's own need not expect an empty text
+        value = metric.score(Reconstruction(text=("",)), truth, spec)
+        return None if math.isnan(value) else value
+    return None
 
 
 def reads_labels(metric: Metric) -> bool:

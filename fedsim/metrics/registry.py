@@ -10,7 +10,7 @@ import torch
 
 from fedsim.errors import PluginError
 from fedsim.metric import FORMAT, Metric
-from fedsim.metrics.fixed import NO_WORD, fixed_claim, reads_labels
+from fedsim.metrics.fixed import fixed_claim, reads_labels, without_a_word
 from fedsim.plugin import GROUPS
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
@@ -149,8 +149,7 @@ def baselines(
     except NotImplementedError:
         drawn, scores = None, torch.ones(spec.classes)
     if "text" in metric.fields:
-        empty = _defined(metric.score(NO_WORD, truth, spec))
-        known = [one for one in (drawn, empty) if one is not None]
+        known = [one for one in (drawn, without_a_word(metric, truth, spec)) if one is not None]
         return random, (min if metric.shown.lower else max)(known, default=None)
     if scores is None or truth.labels is None or not reads_labels(metric):
         return random, drawn

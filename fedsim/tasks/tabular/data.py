@@ -137,12 +137,9 @@ def load(
             described.append(Column(column, mean=mean, scale=scale))
             parts.append(numbers)
     if not described:
-        found_other = [mark for mark in (";", "\t", "|") if mark in label]
-        hint = ": columns are separated by commas, and not by " if found_other else ""
-        raise DataError(
-            f"data '{name}' has no column but the label '{label}'"
-            f"{hint}{''.join(map(repr, found_other[:1]))}"
-        )
+        mark = next((one for one in (";", "\t", "|") if one in label), "")
+        hint = f": columns are separated by commas, and not by {mark!r}" if mark else ""
+        raise DataError(f"data '{name}' has no column but the label '{label}'{hint}")
     return Table(
         columns=tuple(described),
         rows=torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32)),

@@ -275,3 +275,9 @@ def test_labels_that_are_nearly_all_different_are_cautioned(tmp_path):
     (tmp_path / "numbers.csv").write_text(f"age,income\n{rows}\n")
     task = Tabular(data="numbers", label="income", folder=tmp_path, clients=2)
     assert [one for one in task.cautions() if "'income' has 40 classes in 40 rows" in one]
+
+
+def test_other_separators_are_named(tmp_path):
+    (tmp_path / "other.csv").write_text("age;score\n" + "".join(f"{i};{i % 2}\n" for i in range(9)))
+    with pytest.raises(DataError, match=r"separated by commas, and not by ';'"):
+        _ = Tabular(data="other", folder=tmp_path, clients=2).examples
