@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, cast
 
 import torch
+from torch import Tensor
 
 from fedsim.errors import PluginError
 from fedsim.metric import FORMAT, Metric
@@ -144,16 +145,15 @@ def baselines(
     """
     random = random_guess(metric, truth, spec, guess, seed)
     try:
-        drawn = _mean_guess(metric, truth, spec, guess, seed, informed=True)
-        scores = guess(truth, _generator(seed, 0), informed=True).label_scores
+        drawn, frequencies = _mean_guess(metric, truth, spec, guess, seed, informed=True)
     except NotImplementedError:
-        drawn, scores = None, torch.ones(spec.classes)
+        drawn, frequencies = None, torch.ones(spec.classes)
     if "text" in metric.fields:
         known = [one for one in (drawn, without_a_word(metric, truth, spec)) if one is not None]
         return random, (min if metric.shown.lower else max)(known, default=None)
-    if scores is None or truth.labels is None or not reads_labels(metric):
+    if frequencies is None or truth.labels is None or not reads_labels(metric):
         return random, drawn
-    claim = fixed_claim(metric, spec, scores, int((truth.labels >= 0).sum()))
+    claim = fixed_claim(metric, spec, frequencies, int((truth.labels >= 0).sum()))
     return random, drawn if claim is None else _defined(metric.score(claim, truth, spec))
 
 
@@ -161,24 +161,22 @@ def random_guess(metric: Metric, truth: Truth, spec: Spec, guess: Guess, seed: i
     """Score a random guess, in closed form if the metric has one; see `baselines`."""
     exact = metric.chance(truth, spec)
     if exact is None:
-        return _mean_guess(metric, truth, spec, guess, seed, informed=False)
+        return _mean_guess(metric, truth, spec, guess, seed, informed=False)[0]
     return _defined(float(exact))
 
 
 def _mean_guess(
     metric: Metric, truth: Truth, spec: Spec, guess: Guess, seed: int, *, informed: bool
-) -> float | None:
-    total = 0.0
+) -> tuple[float | None, Tensor | None]:
+    """The mean score of guesses, and the frequencies of labels that they were drawn by."""
+    total, frequencies = 0.0, None
     for draw in range(DRAWS):
-        claimed = guess(truth, _generator(seed, draw), informed=informed)
+        claimed = guess(truth, torch_generator(seed, "guess", draw, wide=False), informed=informed)
+        frequencies = claimed.label_scores
         if not metric.reads(claimed):
-            return None
+            return None, frequencies
         total += metric.score(claimed, truth, spec)
-    return _defined(total / DRAWS)
-
-
-def _generator(seed: int, draw: int) -> torch.Generator:
-    return torch_generator(seed, "guess", draw, wide=False)
+    return _defined(total / DRAWS), frequencies
 
 
 def remembering(guess: Guess) -> Guess:
