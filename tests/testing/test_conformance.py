@@ -107,6 +107,7 @@ def divided(self, claimed, truth, spec) -> float:
 
 
 def test_a_good_metric_has_no_complaints():
+    assert testing.conformance(metric(compute=lambda *a: torch.tensor(found(*a)))) == []
     assert testing.conformance(metric(compute=found)) == []
     lower = Measure("Missed", "Labels missed.", "{share} missed", kind="share", lower=True)
     assert testing.conformance(metric(lower, compute=missed)) == []
@@ -122,7 +123,11 @@ WRONG = [
     (metric(compute=drawn), "it draws from a global generator"),
     (metric(compute=divided), "it raises ZeroDivisionError"),
     (metric(compute=lambda *_: math.nan), "it is not defined (NaN) for a claim of the truth"),
-    (metric(compute=lambda *a: torch.tensor(found(*a))), "it answers Tensor"),
+    (
+        metric(compute=lambda *_: torch.ones(2)),
+        "returned Tensor tensor([1., 1.]), expected a number",
+    ),
+    (metric(compute=lambda *_: None), "returned NoneType None, expected a number"),
     (metric(compute=found, fields=("labels", "inputs")), "inputs alone scores 0, not 1"),
     (metric(compute=found, chance=lambda *_: 2.0), "a random guess scores 2, outside the range"),
     (metric(compute=found, suits=lambda self, spec: spec.size > 3), "suits() raises"),
