@@ -22,8 +22,8 @@ classifier      its classifier, known from the model and one input
 texts           its texts: tokens, word embeddings, padding, loss
 utterances      its utterances, if it trains with CTC
 consistency     whether what a client revealed explains its update
-accumulation    what each batch counts in a step of several
-unrepeatable    trainings that cannot be repeated to see that
+accumulation    weights of the batches in a step with gradient accumulation
+unrepeatable    trainings that cannot be repeated, and why
 contradiction   attacks that match the gradient and recover no revealed example
 guesses         guesses without an update, for comparison
 """

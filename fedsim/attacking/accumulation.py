@@ -1,7 +1,7 @@
-"""What each batch counts in a step of the optimizer that gradients of several are accumulated for.
+"""Gradient accumulation: the weight of each batch's loss in one step of the optimizer.
 
-The shares are of the numbers of examples in the step's batches, and of the largest number of
-batches in a step of the training.
+Each function takes the numbers of examples in the step's batches, and the largest number of batches
+in any step of the training. It returns a weight for each batch.
 """
 
 import itertools
@@ -9,22 +9,22 @@ from collections.abc import Sequence
 
 
 def averaged(sizes: Sequence[int], most: int) -> list[float]:
-    """Shares where losses are divided by the number of batches in their step."""
+    """Weights if each loss is divided by the number of batches in its step."""
     return [1 / max(1, len(sizes))] * len(sizes)
 
 
 def divided(sizes: Sequence[int], most: int) -> list[float]:
-    """Shares where losses are divided by a number that the last step need not reach."""
+    """Weights if each loss is divided by the same number, also in a shorter last step."""
     return [1 / max(1, most)] * len(sizes)
 
 
 def by_examples(sizes: Sequence[int], most: int) -> list[float]:
-    """Shares where all examples of a step count the same."""
+    """Weights if all examples of a step count the same."""
     return [size / max(1, sum(sizes)) for size in sizes]
 
 
 def added(sizes: Sequence[int], most: int) -> list[float]:
-    """Shares where losses are added up, so that the step is that of several means."""
+    """Weights if losses are added up and not averaged."""
     return [1.0] * len(sizes)
 
 

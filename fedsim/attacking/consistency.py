@@ -68,8 +68,7 @@ class _Way:
         autocast: Whether it runs under autocast in bfloat16.
         proximal: Power of the distances in FedProx's proximal term, of which the paper has squares
             and Flower's documentation plain ones; 0: there is no such term.
-        shares: What each batch of a step counts, of the numbers of their examples and the largest
-            number of batches in a step.
+        shares: The weight of each batch's loss in a step, one of `fedsim.attacking.accumulation`.
     """
 
     words: str
@@ -141,7 +140,7 @@ def consistency(
             return f"not checked: {why}"
         usual = [_Way("", loss, proximal=power) for power in PROXIMAL]
         usual = usual if file.seen.proximal_mu else usual[:1]
-        if gathered := most_batches(file.seen.ends) > 1:
+        if accumulated := most_batches(file.seen.ends) > 1:
             ways = (averaged, divided, by_examples)
             usual = [dataclasses.replace(one, shares=each) for one in usual for each in ways]
         if any(_fits(kept, make, way) for way in usual):
@@ -149,7 +148,7 @@ def consistency(
         if file.seen.wrapper:
             return f"not checked: the optimizer is wrapped by another one ({file.seen.wrapper})"
         others = _others(loss, file.seen, spoken=truth.sequences is not None)
-        if gathered:
+        if accumulated:
             words = "losses of a step's batches added up, and not averaged"
             others.insert(0, _Way(words, loss, shares=added))
         others = others[: max(1, REPLAYED // max(1, len(kept.inputs), len(kept.seen.ends)))]

@@ -44,6 +44,7 @@ def end_actors(actors: Iterable[Any]) -> None:
         with contextlib.suppress(Exception):
             while node_of(actor) == "" and time.monotonic() < ends:
                 time.sleep(0.01)
+        with contextlib.suppress(Exception):
             ray.kill(actor)
 
 
