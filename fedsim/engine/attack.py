@@ -142,18 +142,22 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
                 diagnose_end, folder, scenario, notify, own, task=task, after=after
             )
             stack.enter_context(reporting(ledger, diagnose))
+            # Other processes cannot make these again, nor know what was not stated.
+            here = bool(adversaries or task or unknown)
+            executor = stack.enter_context(
+                _executors([built.scenario for _, built in prepared], here=here)
+            )
             for name, built in prepared:
                 for text in check_probes(built) + attack_cautions(built):
                     notify("caution", point=name, text=text)
                 notify("point", point=name, rounds=built.scenario.training.rounds)
                 runner = AttackRunner(built, name, batch_size_stated=stated)
-                # Other processes cannot make these again, nor know what was not stated.
-                here = bool(adversaries or task or unknown)
-                with _executor(runner, notify, here=here) as where:
-                    campaign = Campaign(
-                        built, ledger, where, point=name, observer=notify, retry=retry
-                    )
+                where = executor(runner, notify)
+                campaign = Campaign(built, ledger, where, point=name, observer=notify, retry=retry)
+                try:
                     _attack_point(campaign, wanted)
+                finally:
+                    where.cancel()
     return folder / "report.html"
 
 
@@ -260,19 +264,21 @@ def _store(ledger: Ledger, built: BuiltRun) -> str:
 
 
 @contextlib.contextmanager
-def _executor(runner: AttackRunner, observer: Observer, *, here: bool) -> Iterator[Executor]:
-    """Where attacks run: in this process, or on Ray with several workers."""
-    number = attack_workers(runner.scenario)
+def _executors(
+    points: Sequence[Scenario], *, here: bool
+) -> Iterator[Callable[[AttackRunner, Observer], Executor]]:
+    """Makes what runs a point's attacks: this process, or Ray with several workers."""
+    number = attack_workers(points[0])
     if here or number == 1:
-        yield InlineExecutor(runner, observer)
+        yield InlineExecutor
         return
-    check_importable(runner.scenario)
-    from fedsim.engine.ray.attacks import RayExecutor
+    for point in points:
+        check_importable(point)
+    from fedsim.engine.ray.attacks import AttackPool, RayExecutor
     from fedsim.engine.ray.session import start_session
 
-    settings = start_session(runner.scenario.engine, 0, number)
-    executor = RayExecutor(runner, number, settings.gpus_per_attack, observer)
+    pool = AttackPool(start_session(points[0].engine, 0, number).gpus_per_attack)
     try:
-        yield executor
+        yield lambda runner, observer: RayExecutor(runner, number, pool, observer)
     finally:
-        executor.cancel()
+        pool.close()

@@ -1,4 +1,4 @@
-"""How often clients' updates are serialised between Ray's processes, and how many bytes they take.
+"""What Ray's processes cost: how often updates are serialised, in how many bytes, and starts.
 
 Times on a busy machine would hide another copy; these counts do not depend on the machine.
 """
@@ -9,13 +9,16 @@ import sys
 import pytest
 import ray
 from flwr.app import Message, MessageType, RecordDict
-from support.tiny import config, initial, scenario
+from support.tiny import config, initial, scenario, timeless
 
+from fedsim.engine.attack import attack
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.ray import clients
+from fedsim.engine.ray.attacks import AttackPool
 from fedsim.engine.ray.transfer import ALIGNED
 from fedsim.engine.simulate import simulate
 from fedsim.federation.arrays import TensorArray
+from fedsim.scenario.settings import Engine
 
 ROUNDS, TRAINED, WORKERS = 2, 4, 2
 
@@ -68,6 +71,36 @@ def test_ray_serialises_each_model_once_a_worker_and_each_update_once_for_all_at
     later = (*asked[WORKERS:], *answered)
     assert all(len(one.head) < size / 8 for one in later), "arrays are in the pickle as well"
     assert sorted(stored) == ["Interception"] * ROUNDS * TRAINED + ["dict"] * ROUNDS
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.skipif(sys.platform == "win32", reason="Ray's workers are tested on POSIX")
+def test_attack_workers_start_once_for_all_points_of_a_run(monkeypatch, tmp_path):
+    taken, take = list[str](), AttackPool.take
+
+    def taking(pool):
+        worker = take(pool)
+        taken.append(worker._actor_id.hex())
+        return worker
+
+    monkeypatch.setattr(AttackPool, "take", taking)
+    run = scenario(
+        adversaries=[{"name": "llg"}],
+        training={"rounds": 1, "clients_per_round": 2},
+        engine={"name": "ray", "workers": 1, "attack_workers": WORKERS},
+        sweep={"training.batch_size": [1, 2, 3]},
+        record={"keep": "all"},
+    )
+    simulate(run, tmp_path / "run")
+    assert len(taken) == 3 * WORKERS
+    assert len({*taken}) == WORKERS
+    found = timeless(tmp_path / "run")
+    simulate(run.model_copy(update={"engine": Engine(workers=1)}), tmp_path / "inline")
+    assert found == timeless(tmp_path / "inline")
+    taken.clear()
+    attack(tmp_path / "run", changes={"adversaries": [{"name": "idlg"}]})
+    assert len(taken) == 3 * WORKERS
+    assert len({*taken}) == WORKERS
 
 
 def test_a_worker_pickles_each_array_of_its_replies_once_and_encodes_none(monkeypatch):

@@ -19,7 +19,7 @@ from adversaries import LLG
 from fedsim.attacking.attack import Attack, AttackRunner, Outcome
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.ray import places, session
-from fedsim.engine.ray.attacks import RayExecutor
+from fedsim.engine.ray.attacks import AttackPool, RayExecutor
 from fedsim.engine.ray.clients import ClientWorker, RayGrid
 from fedsim.engine.simulate import simulate
 from fedsim.errors import EngineError, FedsimError, ScenarioError
@@ -87,7 +87,7 @@ def test_clients_whose_workers_all_lack_a_place_end_the_run(monkeypatch):
 @pytest.mark.parametrize("clustered", [False, True])
 def test_attacks_that_have_ended_are_collected_after_the_workers_were_killed(clustered):
     run = scenario()
-    executor = RayExecutor(AttackRunner(build(run)), 2, 0.0)
+    executor = RayExecutor(AttackRunner(build(run)), 2, AttackPool(0.0))
     executor.submit([[Attack(intercepted(run, client), 0, 1.0)] for client in (0, 1)])
     assert ray.wait([*executor._running], num_returns=2, timeout=100)[1] == []
     executor._clustered = clustered
@@ -150,7 +150,7 @@ def test_an_attack_whose_worker_ray_ended_for_memory_says_what_to_lower(monkeypa
         return found
 
     get, run = ray.get, scenario()
-    executor = RayExecutor(AttackRunner(build(run)), 1, 0.0)
+    executor = RayExecutor(AttackRunner(build(run)), 1, AttackPool(0.0))
     monkeypatch.setattr(ray, "get", ends)
     try:
         executor.submit([[Attack(intercepted(run, 0), 0, 1.0)]])

@@ -47,6 +47,40 @@ class _Running:
     progress: AttackProgress | None = None
 
 
+class AttackPool:
+    """Attack workers of a run; those that one point leaves idle work for the next one.
+
+    Starting one costs seconds, of which the imports are most.
+
+    Args:
+        gpus: GPUs of each worker.
+    """
+
+    def __init__(self, gpus: float) -> None:
+        self.gpus = gpus
+        self._idle: list[Any] = []
+
+    def take(self) -> Any:
+        """A worker, which `ready` prepares for a point: one that was left, or a new one."""
+        if self._idle:
+            return self._idle.pop()
+        options = ray.remote(AttackWorker).options(num_cpus=1, num_gpus=self.gpus)
+        return options.remote(session.session_folder())
+
+    def leave(self, workers: Sequence[Any]) -> None:
+        """Keep workers that have nothing to do for the next point."""
+        self._idle += workers
+
+    def close(self) -> None:
+        """Kill the workers that were left."""
+        if not session.session_folder():  # elsewhere, what they started would stay
+            with contextlib.suppress(Exception):
+                ended = [worker.end.remote() for worker in self._idle]
+                ray.wait(ended, num_returns=len(ended), timeout=ENDS_WITHIN)
+        places.end_actors(self._idle)
+        self._idle = []
+
+
 class RayExecutor:
     """Runs groups of attacks on dedicated Ray actors; queued groups wait in the object store.
 
@@ -60,7 +94,7 @@ class RayExecutor:
     Args:
         runner: The runner of this process, which groups attacks and records those that are lost.
         number: The number of workers.
-        gpus: GPUs of each worker.
+        pool: Where workers come from, and go when they have nothing more to do.
         observer: Called with the progress of attacks.
     """
 
@@ -68,11 +102,11 @@ class RayExecutor:
         self,
         runner: AttackRunner,
         number: int,
-        gpus: float,
+        pool: AttackPool,
         observer: Observer = lambda event, **fields: None,
     ) -> None:
         self._runner, self._observer = runner, observer
-        self._number, self._gpus = number, gpus
+        self._number, self._pool = number, pool
         self._clustered = bool(runner.scenario.engine.address)
         self._board = Board()
         self._calls = 0
@@ -87,18 +121,10 @@ class RayExecutor:
         self._running: dict[Any, _Running] = {}
 
     def _new(self, index: int) -> Any:
-        runner = self._runner
-        worker = (
-            ray.remote(AttackWorker)
-            .options(num_cpus=1, num_gpus=self._gpus)
-            .remote(
-                runner.scenario.model_dump_json(),
-                runner.point,
-                self._board.name,
-                session.session_folder(),
-            )
+        runner, worker = self._runner, self._pool.take()
+        self._starting[index] = worker.ready.remote(
+            runner.scenario.model_dump_json(), runner.point, self._board.name
         )
-        self._starting[index] = worker.ready.remote()  # type: ignore[attr-defined]
         return worker
 
     def submit(self, groups: Sequence[Sequence[Attack]]) -> None:
@@ -186,7 +212,7 @@ class RayExecutor:
             return
         if lacking == self._number:
             if now - max(self._placeless.values()) > places.PLACE:
-                raise places.no_place("attack", self._number, 1.0, self._gpus)
+                raise places.no_place("attack", self._number, 1.0, self._pool.gpus)
         elif now - min(self._placeless.values()) > places.PLACE and not self._warned:
             self._warned = True
             self._observer("caution", text=places.fewer("attack", lacking, self._number))
@@ -295,21 +321,18 @@ class RayExecutor:
         return sum(map(len, groups))
 
     def cancel(self) -> None:
-        """Drop the queue and kill the workers. Attacks that have ended can still be collected."""
+        """Drop the queue, leave idle workers to the pool and kill the others.
+
+        Attacks that have ended can still be collected.
+        """
         self._queue.clear()
         with contextlib.suppress(Exception):
             tasks = list(self._running)
             done = ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] if tasks else []
+            busy = {*self._starting, *(self._running[one].worker for one in {*tasks} - {*done})}
             self._running = {task: self._running[task] for task in done}
-        if not session.session_folder():
-            self._end_idle()
+            idle = [index for index in range(len(self._workers)) if index not in busy]
+            self._pool.leave([self._workers[index] for index in idle])
+            self._workers = [self._workers[index] for index in sorted(busy)]
         places.end_actors(self._workers)
         self._workers, self._starting = [], {}
-
-    def _end_idle(self) -> None:
-        """Let idle workers leave nothing on their nodes, where this process cannot clean up."""
-        busy = {*self._starting, *(running.worker for running in self._running.values())}
-        idle = [worker for index, worker in enumerate(self._workers) if index not in busy]
-        with contextlib.suppress(Exception):
-            ended = [worker.end.remote() for worker in idle]
-            ray.wait(ended, num_returns=len(ended), timeout=ENDS_WITHIN)

@@ -16,7 +16,7 @@ from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.executor import Observer
 from fedsim.engine import Engine, attack_workers, workers
 from fedsim.engine.ray import places, session
-from fedsim.engine.ray.attacks import RayExecutor
+from fedsim.engine.ray.attacks import AttackPool, RayExecutor
 from fedsim.engine.ray.transfer import Packed, pack, unpack
 from fedsim.errors import EngineError
 from fedsim.federation import federate
@@ -171,12 +171,13 @@ class RayGrid(LocalGrid):
 
 
 class RayEngine(Engine):
-    """Keeps one Ray session and its client workers for all points of a run."""
+    """Keeps one Ray session and its workers for all points of a run."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._clients = workers(scenario)
         self._attackers = attack_workers(scenario)
         self._settings = session.start_session(scenario.engine, self._clients, self._attackers)
+        self._attack_pool = AttackPool(self._settings.gpus_per_attack)
         self._pool = [self._new_client() for _ in range(self._clients)]
 
     def _new_client(self) -> Any:
@@ -197,8 +198,7 @@ class RayEngine(Engine):
             self._no_place,
             lambda text: observer("caution", text=text),
         )
-        gpus = self._settings.gpus_per_attack
-        executor = RayExecutor(runner, self._attackers, gpus, observer)
+        executor = RayExecutor(runner, self._attackers, self._attack_pool, observer)
         try:
             federate.run(built, ledger, grid, executor, point, observer)
         finally:
@@ -206,4 +206,5 @@ class RayEngine(Engine):
 
     def close(self) -> None:
         """Kill the actors. The session stays for the next run of this process."""
+        self._attack_pool.close()
         places.end_actors(self._pool)

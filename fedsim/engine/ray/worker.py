@@ -19,7 +19,7 @@ from fedsim.isolation import process
 from fedsim.records import Interception
 from fedsim.runs.stored import opened
 from fedsim.scenario import Scenario
-from fedsim.scenario.built import build
+from fedsim.scenario.built import BuiltRun, build
 from fedsim.temporary import keep_in, remove_stale
 
 
@@ -46,16 +46,17 @@ class StoredAttack:
 class AttackWorker:
     """An actor that performs attacks, a group at a time."""
 
-    def __init__(self, scenario: str, point: str, board: str, temporary: str) -> None:
-        self._scenario, self._point, self._board = scenario, point, board
+    def __init__(self, temporary: str) -> None:
         keep_in(temporary)  # Ray kills this process, and those that it started, without a farewell
+        self._built: BuiltRun | None = None
 
-    def ready(self) -> None:
-        """Load data and model. Time limits of attacks count from then on."""
+    def ready(self, scenario: str, point: str, board: str) -> None:
+        """Load data and model of a point. Time limits of attacks count from then on."""
         remove_stale()
         torch.set_num_threads(1)
-        built = build(Scenario.model_validate_json(self._scenario))
-        self._runner = AttackRunner(built, self._point)
+        self._board = board
+        self._built = build(Scenario.model_validate_json(scenario), after=self._built)
+        self._runner = AttackRunner(self._built, point)
         self._runner.warm()
 
     def perform(self, group: list[StoredAttack], call: int) -> list[Outcome]:
