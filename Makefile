@@ -5,6 +5,8 @@ PYTHON ?= python3
 PYTEST ?= --numprocesses 2 --dist loadfile --max-worker-restart 0
 VENV := .venv
 BIN := $(VENV)/bin
+# Python compiles the modules that it imports; pip would compile all, in as long as the rest takes.
+INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 GPU_TESTS := $(addprefix tests/,adversaries defenses engine gradients metrics tasks testing training)
 CODE := fedsim adversaries defenses tests benchmarks examples
 
@@ -66,11 +68,11 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.base: $(VENV)/bin/pip pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(INSTALL) --editable .
 	$(BIN)/python -m compileall -q fedsim adversaries defenses
 	touch $@
 
 $(VENV)/.dev: $(VENV)/bin/pip pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	$(BIN)/python -m compileall -q fedsim adversaries defenses
 	touch $@ $(VENV)/.base

@@ -129,16 +129,23 @@ def test_is_checked_by_the_command(thirdparty, tmp_path, plugin, conforms):
     assert (done.returncode == 0) is conforms, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("workers", [1, 2], ids=["inline", "ray"])
-def test_runs_on_every_engine(thirdparty, tmp_path, workers):
-    rows = run_scenario(
-        thirdparty, tmp_path, SCENARIO + WELL_BEHAVED, "--set", f"engine.workers={workers}"
-    )
+KILLER = '[[adversaries]]\nname = "bad-exiter"\nrounds = [1]\nvictims = 1\n'
+
+
+@pytest.mark.parametrize(
+    ("engine", "also"), [("inline", ""), ("ray", KILLER)], ids=["inline", "ray"]
+)
+def test_runs_on_every_engine(thirdparty, tmp_path, engine, also):
+    """On Ray also beside an attack that kills its worker, which costs only itself."""
+    several = ("--set", f"engine.name={engine}", "--set", "engine.workers=1")
+    rows = run_scenario(thirdparty, tmp_path, SCENARIO + WELL_BEHAVED + also, *several)
+    killed = {"bad-exiter": {"failed"}} if also else {}
     assert statuses(rows) == {
         "bias-sign": {"ok"},
         "bad-raiser": {"failed"},
         "bad-abuser": {"ok"},
         "llg": {"ok"},
+        **killed,
     }
     assert {row["error"] for row in rows if row["label"] == "bad-raiser"} == {
         "RuntimeError: expected"
@@ -150,14 +157,6 @@ def test_runs_on_every_engine(thirdparty, tmp_path, workers):
     others = [row for row in rows if row["label"] == "llg"]
     counted = [row for row in others if row["metric"] != "label_correlation"]
     assert all(row["value"] == exact.get(row["metric"], "1.0") for row in counted)
-
-
-def test_an_attack_that_kills_its_worker_costs_only_itself(thirdparty, tmp_path):
-    attacks = '[[adversaries]]\nname = "bad-exiter"\nrounds = [1]\nvictims = 1\n'
-    attacks += '[[adversaries]]\nname = "llg"\n'
-    rows = run_scenario(thirdparty, tmp_path, SCENARIO + attacks, "--set", "engine.workers=2")
-    assert statuses(rows) == {"bad-exiter": {"failed"}, "llg": {"ok"}}
-    assert len([row for row in rows if row["metric"] == "asr"]) == 6
 
 
 def test_an_attack_that_sleeps_is_woken(thirdparty, tmp_path):

@@ -121,15 +121,6 @@ def findings(folder: Path) -> list[dict[str, str]]:
         return [{**row, "seconds": ""} for row in csv.DictReader(file)]
 
 
-def test_a_cluster_finds_what_one_process_finds(head, tmp_path):
-    assert run_scenario(tmp_path / "inline", "engine.workers=1").returncode == 0
-    done = run_scenario(tmp_path / "cluster", f"engine.address={head}", "engine.workers=1")
-    assert done.returncode == 0, done.stderr
-    rows = findings(tmp_path / "inline")
-    assert rows
-    assert findings(tmp_path / "cluster") == rows
-
-
 def third_round(folder: Path) -> bool:
     log = folder / "log.jsonl"
     return log.exists() and '"round": 3' in log.read_text()
@@ -238,7 +229,7 @@ def test_a_run_goes_on_with_the_workers_that_still_have_a_place(head, expected, 
     # head's: whatever Ray chooses, an attack worker is on each of the two.
     several = ("engine.attack_workers=2", "engine.cpus_per_client=2", "engine.gpus_per_attack=1")
     # So long a run that it has not ended when the warning is due.
-    several += ("training.rounds=600", f"threat.rounds={[*range(1, 16)]}")
+    several += ("training.rounds=350", f"threat.rounds={[*range(1, 16)]}")
     folder = tmp_path / "run"
     stays = (f"--address={head}", "--node-ip-address=127.0.0.4", "--num-gpus=1")
     with node(tmp_path, *stays, cpus=1):
@@ -273,8 +264,8 @@ def observe(event, running=(), **fields):
     if event == "running" and running:
         shown.append([(one.adversary, one.node, str(one.progress or "")) for one in running])
 
-local = Scenario.load("first-rounds", ["training.rounds=1", "engine.workers=2"])
-simulate(local, Path(sys.argv[1]) / "local")
+local = ["training.rounds=1", "engine.name=ray", "engine.workers=1"]
+simulate(Scenario.load("first-rounds", local), Path(sys.argv[1]) / "local")
 scenario = Scenario.load("first-rounds", sys.argv[2:])
 simulate(scenario, Path(sys.argv[1]) / "cluster", observer=observe)
 print(json.dumps(shown))
@@ -306,11 +297,6 @@ def test_attack_workers_share_a_gpu_of_another_node_and_report_from_there(head, 
     assert [text for rows in shown for _, _, text in rows if "dlg" in text and " of 40" in text]
 
 
-def test_without_an_address_a_run_keeps_to_itself_beside_a_cluster(head, tmp_path):
-    done = run_scenario(tmp_path / "run", "engine.workers=2", RAY_ADDRESS=head)
-    assert done.returncode == 0, done.stderr
-
-
 SAYS_WHAT_IT_JOINS = """
 import sys, ray
 from fedsim import cli
@@ -323,7 +309,14 @@ sys.exit(cli.main())
 """
 
 
-def test_auto_joins_the_cluster_of_this_machine(head, tmp_path):
+def test_without_an_address_a_run_keeps_to_itself_beside_a_cluster(head, tmp_path):
+    own = ("engine.name=ray", "engine.workers=1")
+    done = run_scenario(tmp_path / "run", *own, code=SAYS_WHAT_IT_JOINS, RAY_ADDRESS=head)
+    assert done.returncode == 0, done.stderr
+    assert "joins local" in done.stdout.splitlines()
+
+
+def test_auto_joins_the_cluster_of_this_machine_which_finds_what_one_process_finds(head, tmp_path):
     settings = ("engine.address=auto", "engine.workers=1")
     done = run_scenario(tmp_path / "run", *settings, code=SAYS_WHAT_IT_JOINS, RAY_ADDRESS=head)
     assert done.returncode == 0, done.stderr
@@ -331,6 +324,10 @@ def test_auto_joins_the_cluster_of_this_machine(head, tmp_path):
     joined = said.partition(" ")[2]
     assert joined in cluster._running()
     assert joined.rpartition(":")[2] == head.rpartition(":")[2]
+    assert run_scenario(tmp_path / "inline", "engine.workers=1").returncode == 0
+    rows = findings(tmp_path / "inline")
+    assert rows
+    assert findings(tmp_path / "run") == rows
 
 
 def test_a_worker_of_another_version_is_one_clear_error(head, tmp_path):
