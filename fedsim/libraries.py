@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -68,6 +70,9 @@ def installing(name: str) -> str:
 
 def brief(error: BaseException) -> str:
     """The kind of an error and the first line of its message."""
+    if isinstance(error, ValidationError):  # its first line says how many there are
+        first = error.errors()[0]
+        return f"ValidationError: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 

@@ -84,8 +84,14 @@ def parts(module: nn.Module) -> Parts:
 
 
 def training_mode(module: nn.Module) -> None:
-    """Call `module.train()`, unless all of its modules are in training mode."""
-    if not (module.training and all(part.training for part in parts(module).submodules)):
+    """Call `module.train()`, unless all of its modules are in training mode.
+
+    A module with a `train` of its own is asked again: it may hold some layers in evaluation mode.
+    """
+    if not all(
+        part.training and getattr(part.train, "__func__", None) is nn.Module.train
+        for part in (module, *parts(module).submodules)
+    ):
         module.train()
 
 

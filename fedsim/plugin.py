@@ -122,6 +122,24 @@ def names(kind: str) -> list[str]:
     return sorted(_entry_points(kind))
 
 
+def check_registered(kind: str, name: str) -> None:
+    """Raise `PluginError` if no package or several register a name, or it cannot name folders."""
+    points = _entry_points(kind)
+    if name not in points:
+        raise PluginError(
+            f"no '{name}' among the {kind}. {did_you_mean(name, points)} For one of your own, "
+            "install its package, or name its class as 'module:Class'"
+        )
+    # What `register` names comes from no package, and is meant.
+    if points[name].dist and len(found := _packages(kind).get(name, {})) > 1:
+        several = " and ".join(f"{value} of {package}" for value, package in found.items())
+        raise PluginError(
+            f"several of the {kind} are called '{name}': {several}. Rename or uninstall one, "
+            'or name the one that you mean as "module:Class"'
+        )
+    checked_title(f"the entry point of {points[name].value}", name)
+
+
 def find(kind: str, name: str) -> type[Plugin]:
     """Find a plugin class.
 
@@ -137,23 +155,12 @@ def find(kind: str, name: str) -> type[Plugin]:
     if is_reference(name):
         cls, what = resolve(name), f"'{name}'"
     else:
-        points = _entry_points(kind)
-        if name not in points:
-            raise PluginError(
-                f"no '{name}' among the {kind}. {did_you_mean(name, points)} For one of your own, "
-                "install its package, or name its class as 'module:Class'"
-            )
-        # What `register` names comes from no package, and is meant.
-        if points[name].dist and len(found := _packages(kind).get(name, {})) > 1:
-            several = " and ".join(f"{value} of {package}" for value, package in found.items())
-            raise PluginError(
-                f"several of the {kind} are called '{name}': {several}. Rename or uninstall one, "
-                'or name the one that you mean as "module:Class"'
-            )
-        what = f"'{name}' ({points[name].value})"
+        check_registered(kind, name)
+        point = _entry_points(kind)[name]
+        what = f"'{name}' ({point.value})"
         try:
-            cls = points[name].load()
-        except Exception as error:
+            cls = point.load()
+        except (Exception, SystemExit) as error:
             raise PluginError(
                 f"{what} cannot be imported: {type(error).__name__}: {error}"
             ) from error
@@ -179,10 +186,10 @@ def title(kind: str, name: str) -> str:
 
 
 def checked_title(name: str, declared: str) -> str:
-    """Return the name that a class declares, if it can name folders of the run.
+    """Return a plugin's name, if it can name folders of the run.
 
     Args:
-        name: The reference to the class.
+        name: What gives the name, such as the reference to the class.
         declared: The name.
 
     Raises:

@@ -72,6 +72,11 @@ def resolve(reference: str) -> Any:
                 f"{reference} cannot be imported: there is no module '{error.name}', neither in "
                 f"{places}, nor installed"
             ) from error
+        except SystemExit as error:
+            raise PluginError(
+                f"{reference} cannot be imported: its module ends the process (SystemExit: {error})"
+                ". Put what it does as a script under: if __name__ == '__main__':"
+            ) from error
         except Exception as error:
             raise PluginError(
                 f"{reference} cannot be imported: {type(error).__name__}: {error}"

@@ -154,6 +154,20 @@ def test_pure_layers_change_nothing_and_draw_nothing(kind):
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+def test_a_module_with_a_train_of_its_own_is_asked_although_all_its_layers_train():
+    class Frozen(nn.Sequential):
+        def train(self, mode=True):
+            super().train(mode)
+            self[1].eval()
+            return self
+
+    module = Frozen(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    assert module[1].training
+    training_mode(module)
+    assert module[0].training
+    assert not module[1].training
+
+
 GIVEN = {
     "Linear": (lambda: nn.Linear(6, 2), (4, 6)),
     "Conv1d": (lambda: nn.Conv1d(2, 3, 2), (4, 2, 6)),

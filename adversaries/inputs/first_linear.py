@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedsim import Adversary, Job, Knowledge, Observation, Reconstruction, Requirement, VictimModel
-from fedsim.gradients import layer_rows, rank_of
+from fedsim.gradients import layer_calls, layer_rows, rank_of
 from fedsim.spec import ImageSpec, TabularSpec
 
 NEGLIGIBLE = 1e-6
@@ -82,10 +82,16 @@ class FirstLinear(Adversary):
         if model.spec is None:
             return []
         try:
-            self._layer(model.parameters(), model.spec.input_shape)
+            name = self._layer(model.parameters(), model.spec.input_shape)
         except ValueError as error:
             return [str(error)]
-        return []
+        if model.spec.input_shape is None or _receives_inputs(model, name, model.spec.input_shape):
+            return []
+        return [
+            f"layer '{name}' does not receive the examples themselves, but what the model makes of "
+            "them, such as normalised ones. That is what is recovered, and it is scored as if it "
+            "were the examples. exact-batch and r-gap undo a normalisation"
+        ]
 
     def reconstruct(self, seen: Observation, job: Job) -> Reconstruction:
         """Compute at most as many inputs as there are examples.
@@ -192,6 +198,17 @@ class FirstLinear(Adversary):
                 "dividing by the bias gradient is all that this attack does"
             )
         return name
+
+
+def _receives_inputs(model: VictimModel, name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a layer's inputs are the model's, not normalised or changed otherwise."""
+    module = model.copy().module.eval()
+    inputs = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    inputs = inputs.to(next(module.parameters()).device)
+    with torch.no_grad(), layer_calls({name: module.get_submodule(name)}) as calls:
+        module(inputs)
+    received = [one.flatten(1).float() for one, _ in calls[name]]
+    return len(received) == 1 and torch.allclose(received[0], inputs.flatten(1), 1e-2, 1e-2)
 
 
 def _ratio(rows: Tensor) -> Tensor:

@@ -183,7 +183,10 @@ class LayerChain:
         probes = _probes(shape).to(next(module.parameters()).device)
         found = {k: m for k, m in module.named_modules() if isinstance(m, kinds)}
         with torch.no_grad(), _order_of_calls(found) as order, layer_calls(found) as calls:
-            module(probes)
+            try:
+                module(probes)
+            except RuntimeError as error:
+                raise ValueError(f"the model cannot be run in float64: {error}") from error
         if len({*order}) < len(order) or order[-1:] != [model.head]:
             plural = " and ".join(f"{KINDS[kind]}s" for kind in kinds)
             raise ValueError(f"the model is no chain of {plural} that ends in its head")
@@ -193,6 +196,12 @@ class LayerChain:
                 f"'{others[0]}' is no {words}, and inputs are recovered through such layers "
                 "alone. inverting-gradients attacks other networks"
             )
+        for name in order:
+            if f"{name}.weight" not in model.trained:
+                raise ValueError(
+                    f"no gradient of '{name}.weight' is sent: the weight is not trained, or it is "
+                    "another layer's, too. feature-separation needs the head's alone"
+                )
         first, flat = calls[order[0]][0][0].flatten(1), probes.flatten(1)
         if isinstance(found[order[0]], nn.LayerNorm):
             raise ValueError(

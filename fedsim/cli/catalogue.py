@@ -144,9 +144,17 @@ def matching(word: str, data: Path | None = None) -> list[Entry]:
 def _of(kind: str, data: Path | None = None) -> Iterator[Entry]:
     if kind == "scenarios":
         for name in scenario_names(papers=False):
-            yield Entry(kind, name, Scenario.load(name).description)
+            try:
+                yield Entry(kind, name, Scenario.load(name).description)
+            except PluginError as error:
+                yield Entry(kind, name, f"(cannot be loaded: {error})")
     elif kind == "metrics":
-        for name, metric in installed().items():
+        try:
+            metrics = installed()
+        except PluginError as error:
+            yield Entry(kind, "(none)", f"(cannot be loaded: {error})")
+            return
+        for name, metric in metrics.items():
             yield Entry(kind, name, metric.summary(), type(metric))
     elif kind in plugin.GROUPS:
         for name in plugin.names(kind):

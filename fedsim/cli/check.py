@@ -24,7 +24,7 @@ def check(
 ) -> None:
     """Check a scenario, or a plugin's conformance, before any training."""
     from fedsim.diagnosis.foreseen import foreseen
-    from fedsim.engine.preflight import preflight
+    from fedsim.engine.preflight import own_task_complaints, preflight
     from fedsim.references import is_reference
     from fedsim.scenario import Scenario
 
@@ -47,7 +47,8 @@ def check(
             f"{where}{t.clients} clients, {t.per_round} a round, {t.rounds} rounds of "
             f"{t.algorithm}; at least {fewest} examples a client"
         )
-        for caution in cautions:
+        complaints = [f"task {complaint}" for complaint in own_task_complaints(built)]
+        for caution in cautions + complaints:
             typer.echo(f"  warning: {caution}")
         denials, expected = point.denials(), dict(foreseen(built))
         for label, _, adversary in built.adversaries:

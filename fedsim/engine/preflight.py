@@ -1,6 +1,7 @@
 """Checks of a scenario on this machine, made before a run folder is created."""
 
 import math
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from fedsim.attacking.probes import check_probes
 from fedsim.defense import Defense
 from fedsim.engine import check_address, engine_name
 from fedsim.engine.process import attack_cautions, check_gpus, check_importable
-from fedsim.errors import DataError, ScenarioError
+from fedsim.errors import DataError, FedsimError, PluginError, ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
 from fedsim.libraries import brief
 from fedsim.references import references
@@ -19,6 +20,7 @@ from fedsim.scenario.built import BuiltRun, build
 from fedsim.scenario.devices import device_here
 from fedsim.seeds import isolated
 from fedsim.task import Task
+from fedsim.testing.tasks import task_complaints
 from fedsim.training.budget import Budget
 from fedsim.training.local import local_training
 from fedsim.training.together import check_together, train_together
@@ -52,7 +54,26 @@ def preflight(
     if too_many and not nodes_decide:
         raise ScenarioError("\n".join(too_many))
     built = build(scenario, after=after)
-    task, defenses = built.task, built.defenses
+    try:
+        return built, too_many + _cautions(built, nodes_decide=nodes_decide)
+    except FedsimError:
+        raise
+    except Exception as error:  # a task of the user's own may return anything
+        if complaints := own_task_complaints(built):
+            raise PluginError(
+                "\n  - ".join([f"task '{built.task.name}' cannot be used:", *complaints])
+            ) from error
+        raise
+
+
+def own_task_complaints(built: BuiltRun) -> list[str]:
+    """List what is wrong with a task that is not fedsim's own; empty for one that is."""
+    own = type(built.task).__module__.partition(".")[0] != "fedsim"
+    return task_complaints(built.task) if own else []
+
+
+def _cautions(built: BuiltRun, *, nodes_decide: bool) -> list[str]:
+    scenario, task, defenses = built.scenario, built.task, built.defenses
     task.num_examples(0)
     task.head  # noqa: B018 - raises where none is found
     module = task.module().train().to(device_here(scenario.engine, "client"))
@@ -71,7 +92,7 @@ def preflight(
     for guarded in sorted({tuple(one.guards(c) for one in defenses) for c in clients}):
         chain = [one for one, on in zip(defenses, guarded, strict=True) if on]
         local_training(scenario, task, module, (), torch.Generator(), chain)
-    cautions = too_many + task.cautions() + _small_batches(built) + Budget(built).cautions()
+    cautions = task.cautions() + _small_batches(built) + Budget(built).cautions()
     cautions += check_probes(built) + attack_cautions(built)
     if not nodes_decide:
         cautions += _without_effect(scenario)
@@ -81,7 +102,7 @@ def preflight(
             "engine.vectorize has no effect: Flower asks for each client alone, and none trains "
             'with others. Set it to 0, or leave out engine.name = "flower"'
         )
-    return built, cautions
+    return cautions
 
 
 def _without_effect(scenario: Scenario) -> list[str]:
@@ -120,6 +141,12 @@ def _small_batches(built: BuiltRun) -> list[str]:
     """A warning if clients hold fewer examples than a batch has."""
     size, clients = built.scenario.training.batch_size, built.scenario.training.clients
     counts = [built.task.num_examples(client) for client in range(clients)]
+    for client, count in enumerate(counts):
+        if not isinstance(count, Integral) or count < 1:
+            raise DataError(
+                f"task: client {client} holds {count!r:.40} examples; expected an integer of 1 or "
+                "more"
+            )
     if (fewest := min(counts)) >= size:
         return []
     cut = sum(count < size for count in counts)
@@ -141,6 +168,13 @@ def _rehearse(scenario: Scenario, task: Task, module: nn.Module) -> None:
     batch = batch.to(next(module.parameters()).device)
     what = f"on a batch of {len(batch)} (inputs {tuple(batch.inputs.shape)})"
     parameters = {k: p for k, p in module.named_parameters() if k in task.trained(module)}
+    short = [k for k, one in module.state_dict().items() if one.dtype == torch.bfloat16]
+    if short:
+        raise DataError(
+            f"task.model: '{short[0]}' is bfloat16, which NumPy, and with it Flower, cannot hold; "
+            "expected float32. Compute in bfloat16 within torch.autocast instead"
+        )
+    given = batch.inputs.clone()
     try:
         with isolated(scenario.seed, "rehearsal"):
             loss = task.loss(module, batch.inputs, batch.labels, lengths=batch.lengths)
@@ -154,6 +188,11 @@ def _rehearse(scenario: Scenario, task: Task, module: nn.Module) -> None:
             fix = ". Make tensors where the inputs are (device=inputs.device), or set "
             fix += 'engine.device = "cpu"'
         raise DataError(f"task: the model cannot be trained {what}: {brief(error)}{fix}") from error
+    if not torch.equal(given.nan_to_num(), batch.inputs.nan_to_num()):
+        raise DataError(
+            "task.model: the model changes its inputs in place, and attacks hand it inputs that "
+            "they still need: write x = x * 2, say, instead of x.mul_(2)"
+        )
     if unused := [k for k, g in zip(parameters, gradient, strict=True) if g is None]:
         raise DataError(
             f"task.model: the loss does not depend on {', '.join(unused)}; leave these parameters "

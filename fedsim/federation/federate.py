@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from torch import nn
 
 from fedsim import interrupts
 from fedsim.attacking.campaign import Campaign
 from fedsim.attacking.executor import Executor, Observer
+from fedsim.errors import PluginError
 from fedsim.federation.checkpoint import Checkpoint, Checkpoints, Later, capture, restore
 from fedsim.federation.grid import LocalGrid
 from fedsim.federation.secure.grid import SecureGrid
@@ -21,6 +23,7 @@ from fedsim.runs.ledger import Ledger, place
 from fedsim.scenario.built import BuiltRun
 from fedsim.scenario.devices import device_here
 from fedsim.seeds import WIDE, derive, reseed
+from fedsim.task import Task
 from fedsim.training.budget import Budget
 from fedsim.victim import load_arrays
 
@@ -79,8 +82,7 @@ def run(
         interrupts.check()  # before a client that failed because of one counts as failed
         state = dict(arrays.to_torch_state_dict())
         load_arrays(module, state)
-        utility = task.evaluate(module) if settings.evaluates(round) else {}
-        utility.pop("num_examples", None)
+        utility = _utility(task, module) if settings.evaluates(round) else {}
         values = {**utility, **curious.metrics, **budget.spent(round, curious.taken_part)}
         ledger.utility(round, values, point)
         if round:  # a run needs no checkpoint to begin with round 1
@@ -134,3 +136,14 @@ def _frozen() -> Iterator[None]:
 
 play = run
 """The name that `run` had."""
+
+
+def _utility(task: Task, module: nn.Module) -> dict[str, float]:
+    """What a task's evaluation returns, without the number of examples."""
+    found = task.evaluate(module)
+    try:
+        return {name: float(found[name]) for name in found if name != "num_examples"}
+    except (TypeError, ValueError) as error:
+        raise PluginError(
+            f"evaluate() of task '{task.name}' returned {found!r:.80}; expected numbers by name"
+        ) from error

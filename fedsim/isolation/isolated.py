@@ -201,14 +201,15 @@ def isolated(
         memory_mb: Memory of an attack in MiB, beyond what it is shown.
 
     Raises:
-        PluginError: There is no such adversary, or it cannot be imported behind the walls.
+        PluginError: There is no such adversary, or several, or it cannot be imported behind the
+            walls.
         ScenarioError: A setting is unknown, missing or invalid.
     """
     if name.startswith(SCRIPT):
         here = cast(Adversary, plugin.make("adversaries", name, dict(settings), where))
         return wrapped(here, memory_mb=memory_mb)
-    if not is_reference(name) and name not in plugin.registered("adversaries"):
-        plugin.find("adversaries", name)  # raises
+    if not is_reference(name):
+        plugin.check_registered("adversaries", name)
     return _made((name, dict(settings), where), memory_mb)
 
 

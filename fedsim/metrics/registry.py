@@ -55,10 +55,12 @@ def installed() -> dict[str, Metric]:
             classes = loaded if isinstance(loaded, Iterable) else [loaded]
             for metric in (cls() for cls in classes):
                 _add(metric, found)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            package = point.dist.name if point.dist else "an unknown package"
             raise PluginError(
-                f"metrics '{point.name}' ({point.value}) cannot be used: "
-                f"{type(error).__name__}: {error}"
+                f"metrics '{point.name}' ({point.value} of {package}) cannot be used: "
+                f"{type(error).__name__}: {error}. Every run scores with all metrics: repair or "
+                "uninstall this package"
             ) from error
     return found
 

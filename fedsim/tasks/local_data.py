@@ -152,6 +152,8 @@ def inside_folder(folder: Path, name: str | Path) -> Path:
 def files_by_label(folder: Path, endings: Sequence[str]) -> dict[str, list[Path]]:
     """The files in the subfolders of a folder, by the name of the subfolder, both sorted.
 
+    Hidden ones are left out, such as .ipynb_checkpoints and the ._NAME that macOS adds.
+
     Args:
         folder: The folder.
         endings: The suffixes of files that count, in lower case.
@@ -164,6 +166,7 @@ def files_by_label(folder: Path, endings: Sequence[str]) -> dict[str, list[Path]
             inside_folder(folder, path.relative_to(folder))
             for path in label.rglob("*")
             if path.suffix.lower() in endings
+            and not any(part.startswith(".") for part in path.relative_to(folder).parts)
         )
         for label in sorted(path for path in folder.iterdir() if path.is_dir())
     }
@@ -281,8 +284,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
                 raise DataError(f"{path} has a line that is no object; expected one a line")
             return rows
         if path.suffix == ".tsv":
-            return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-        return list(csv.DictReader(file))
+            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        else:
+            rows = list(csv.DictReader(file))
+        if longer := next((at for at, row in enumerate(rows, 1) if None in row), 0):
+            raise DataError(
+                f"{path}: row {longer} has more cells than there are columns, "
+                f"{', '.join(filter(None, rows[0]))}. Put a cell with a separator in it in quotes, "
+                "or save the table as jsonl"
+            )
+        return rows
 
 
 def _object(line: str, at: int) -> Any:

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from pydantic import ValidationError
+
 from fedsim.adversary import Adversary, Job, group_size
 from fedsim.errors import NotGranted
 from fedsim.knowledge import Knowledge
@@ -68,7 +70,7 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
             _attack(attack, blind, 0)
         except (NotGranted, ValueError):
             pass
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             found.append(
                 f"with nothing granted it raises {brief(error)}: read knowledge with "
                 "seen.know(Knowledge.X), which raises NotGranted"
@@ -90,10 +92,16 @@ def adversary_complaints(attack: Adversary, sample: Observation | None) -> list[
         second, _ = _attack(attack, _with_own_models(seen), 1)
     except NotGranted as error:
         return [*found, f"it asks for more than it declares ({error}): add that to `needs`"]
+    except ValidationError as error:
+        return [
+            *found,
+            f"it raises {brief(error)}: an adversary is frozen, so keep nothing on self. What was "
+            "seen in earlier rounds is in seen.know(Knowledge.HISTORY)",
+        ]
     except ValueError as error:
         refused = f"it refuses the sample: {error}"
         return found if sample is None else [*found, refused]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return [*found, f"it raises {brief(error)} on a small network with one image"]
     for claimed in (first, second):
         if not isinstance(claimed, Reconstruction):

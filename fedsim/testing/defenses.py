@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedsim.defense import ClientState, Defense, MeanGradient, Training
@@ -56,6 +57,8 @@ def defense_complaints(defense: Defense) -> list[str]:
             first[0].check(gradient)
         except Exception as error:
             found.append(f"protect returns an update that a server refuses: {error}")
+        if any(one.dtype == torch.bfloat16 for one in first[0].tensors.values()):
+            found.append("protect returns bfloat16, which Flower cannot send: end with .float()")
         if state and not defense.remembers:
             found.append("protect stores values in state: let the property `remembers` be True")
         if wrong := [name for name, one in state.items() if not isinstance(one, Tensor)]:

@@ -61,10 +61,17 @@ def _data(task: Task) -> Iterator[str]:
     if not isinstance(task.fingerprint(), str) or not task.fingerprint():
         yield "fingerprint: return a hash of the data, a str"
     batches = _batch(task, steps=2)
+    if not isinstance(batches, list):
+        yield f"batches: {type(batches).__name__}; return a list with a Batch for each step"
+        return
     if len(batches) != 2 or not all(isinstance(one, Batch) for one in batches):
         yield f"batches: {len(batches)} for steps = 2; return a list with a Batch for each step"
         return
     for batch in batches:
+        if not isinstance(batch.inputs, Tensor) or not isinstance(batch.labels, Tensor):
+            kinds = f"{type(batch.inputs).__name__} and {type(batch.labels).__name__}"
+            yield f"batches: inputs and labels are {kinds}; a Batch holds tensors"
+            return
         if not 0 < len(batch.labels) == len(batch.inputs) <= 4:
             shapes = f"{tuple(batch.inputs.shape)} and {tuple(batch.labels.shape)}"
             yield f"batches: inputs and labels {shapes} for batch_size = 4; one label an example"
@@ -114,6 +121,9 @@ def _truth(task: Task) -> Iterator[str]:
 
 def _model(task: Task) -> Iterator[str]:
     module = task.module()
+    if not isinstance(module, nn.Module):
+        yield f"build: {type(module).__name__}; return a torch.nn.Module"
+        return
     layers = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
     head = dict(module.named_modules()).get(task.head)
     if head is None:
@@ -141,6 +151,9 @@ def _loss(task: Task) -> Iterator[str]:
         return loss(module, batch.inputs[rows], batch.labels[rows], lengths=lengths)
 
     value = of(slice(None))
+    if not isinstance(value, Tensor):
+        yield f"loss: {value!r:.60}, {type(value).__name__}; return a tensor with one number"
+        return
     if value.ndim or not bool(value.isfinite()):
         yield f"loss: {tuple(value.shape)} with values {value!r:.60}; return one finite number"
         return

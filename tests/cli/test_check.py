@@ -1,12 +1,13 @@
 """`fedsim check`: what is wrong with a scenario or a plugin, found before anything runs."""
 
 import pytest
+from support.own_code import beside, fresh
 from typer.testing import CliRunner
 
 import fedsim
 from fedsim.cli import app, main
 from fedsim.engine.preflight import preflight
-from fedsim.errors import PluginError, ScenarioError
+from fedsim.errors import FedsimError, PluginError, ScenarioError
 from fedsim.plugin import names
 from fedsim.scenario import Scenario
 
@@ -139,6 +140,43 @@ def test_a_file_of_python_is_answered_by_how_its_class_is_named(what, tmp_path, 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PluginError, match="name the class, such as fedsim check mine:Class"):
         CliRunner().invoke(app, ["check", what], standalone_mode=False, catch_exceptions=False)
+
+
+TASK = """
+from fedsim.tasks.images import Images
+
+
+class Wrong(Images):
+    \"\"\"Digits.\"\"\"
+
+    def {method}:
+        return {value}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "said"),
+    [
+        ("batches(self, *_, **__)", "None", "batches: NoneType; return a list with a Batch"),
+        ("build(self)", "None", "build: NoneType; return a torch.nn.Module"),
+        ("num_examples(self, client)", "client - 1", "client 0 holds -1 examples; expected"),
+    ],
+)
+def test_a_wrong_task_is_an_error_that_says_what_is_wrong(method, value, said, tmp_path):
+    module = fresh()
+    text = f'[task]\nname = "{module}:Wrong"\nmodel = "mlp"\n[training]\nclients = 2'
+    path = beside(tmp_path, text, **{module: TASK.format(method=method, value=value)})
+    with pytest.raises(FedsimError, match=said):
+        preflight(Scenario.load(path, ["engine.workers=1"]))
+
+
+def test_what_is_wrong_with_a_task_is_a_warning_of_its_scenario(tmp_path):
+    module = fresh()
+    text = f'[task]\nname = "{module}:Wrong"\nmodel = "mlp"\n[training]\nclients = 2'
+    wrong = TASK.format(method="evaluate(self, module, client=None)", value="{}")
+    path = beside(tmp_path, text, **{module: wrong})
+    said = CliRunner().invoke(app, ["check", str(path), "--set", "engine.workers=1"]).output
+    assert "warning: task evaluate: {} for client None; expected numbers by name" in said
 
 
 def test_a_single_complaint_is_not_plural():

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from fedsim.cli import app, main
 from fedsim.cli.catalogue import KINDS, describe_settings, entries
+from fedsim.errors import PluginError
 from fedsim.plugin import find, names
 
 
@@ -145,6 +146,18 @@ def test_what_two_tasks_have_under_one_name_is_shown_of_both():
         "images",
         "text",
     ]
+
+
+def test_what_is_broken_of_other_packages_hides_nothing_else(monkeypatch):
+    def broken(*_):
+        raise PluginError("metrics 'theirs' (theirs:M of other) cannot be used")
+
+    monkeypatch.setattr("fedsim.cli.catalogue.installed", broken)
+    found = {(one.kind, one.name): one.summary for one in entries()}
+    assert "theirs:M of other" in found["metrics", "(none)"]
+    assert found["adversaries", "llg"]
+    monkeypatch.setattr("fedsim.cli.catalogue.Scenario.load", broken)
+    assert all("cannot be loaded" in one.summary for one in entries(["scenarios"]))
 
 
 def test_data_is_shown_in_a_sentence():

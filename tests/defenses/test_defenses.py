@@ -243,6 +243,15 @@ class Hollow(Defense):
         return training.replace(gradient=lambda module, batch: ({"head.weight": None}, 0.0))
 
 
+class Short(Defense):
+    """Rounds to bfloat16, and leaves it at that."""
+
+    name = "short"
+
+    def protect(self, update, rng, state):
+        return update.replace(tensors={k: v.bfloat16() for k, v in update.tensors.items()})
+
+
 class Bare(Defense):
     """Returns a gradient without names."""
 
@@ -292,6 +301,7 @@ class Unready(Defense):
         ),
         (Hollow, ["other names or shapes"]),
         (Bare, ["other names or shapes"]),
+        (Short, ["protect returns bfloat16, which Flower cannot send: end with .float()"]),
         (Nothing, ["does nothing"]),
         (Rough, ["shape", "leave the kind", "changes the update", "global generator", "same seed"]),
     ],

@@ -17,6 +17,7 @@ from fedsim.cli.working import resumed
 from fedsim.engine.ray.session import session_folder
 from fedsim.engine.simulate import simulate
 from fedsim.errors import PluginError, RunFolderError, ScenarioError
+from fedsim.isolation.isolated import isolated
 from fedsim.plugin import find, title
 from fedsim.references import is_reference, look_in, references, resolve
 from fedsim.runs.ledger import Ledger
@@ -135,6 +136,7 @@ def test_the_name_that_a_class_declares_names_a_folder(name, tmp_path):
         (None, "Mine", "there is no module '{module}', neither in {folder}"),
         ("import not_there_at_all\n", "Mine", "No module named 'not_there_at_all'"),
         ("1 / 0\n", "Mine", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(2)\n", "Mine", "its module ends the process (SystemExit: 2)"),
         (PLUGINS, "Mien", "module '{module}' has no 'Mien'. Did you mean 'Mine'?"),
         (PLUGINS, "value", "derived from fedsim.adversary.Adversary"),
         (PLUGINS, "Halved", "is none of the adversaries"),
@@ -144,6 +146,7 @@ def test_the_name_that_a_class_declares_names_a_folder(name, tmp_path):
         "no module",
         "no module within",
         "raises",
+        "ends",
         "no such name",
         "no class",
         "a defense",
@@ -175,6 +178,25 @@ def test_two_packages_with_one_name_are_told_apart_and_not_chosen_from(tmp_path,
     for cache in caches:
         cache.cache_clear()
     assert find("adversaries", "llg").name == "llg"
+
+
+def test_an_adversary_of_two_packages_or_with_an_odd_name_is_not_isolated(tmp_path, monkeypatch):
+    for package, name in (("one", "same"), ("two", "same"), ("three", "../../away")):
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[fedsim.adversaries]\n{name} = {package}:Mine\n")
+    caches = (plugin._entry_points, plugin._packages)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        for cache in caches:
+            cache.cache_clear()
+        with pytest.raises(PluginError, match="several of the adversaries are called 'same'"):
+            isolated("same", {})
+        with pytest.raises(PluginError, match="three:Mine declares the name"):
+            isolated("../../away", {})
+    for cache in caches:
+        cache.cache_clear()
 
 
 def test_a_metric_is_named_by_a_reference_only():

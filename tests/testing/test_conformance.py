@@ -194,6 +194,10 @@ def detached_loss(module, inputs, target, *, lengths=None, at="input"):
     return nn.functional.cross_entropy(module(inputs.detach()), target)
 
 
+def float_loss(module, inputs, target, *, lengths=None, at="input"):
+    return 1.0
+
+
 def vector_loss(module, inputs, target, *, lengths=None, at="input"):
     return nn.functional.cross_entropy(module(inputs), target, reduction="none")
 
@@ -291,6 +295,10 @@ WRONG_TASKS = [
     ({"batches": ragged}, "one label an example"),
     ({"batches": ragged}, "spec.input_shape is (2,)"),
     ({"batches": one_step}, "1 for steps = 2"),
+    ({"batches": lambda self, *_, **__: None}, "NoneType; return a list with a Batch"),
+    ({"batches": lambda self, *_, **__: [Batch([1], [1])] * 2}, "a Batch holds tensors"),
+    ({"build": lambda self: None}, "build: NoneType; return a torch.nn.Module"),
+    ({"loss": property(lambda self: float_loss)}, "float; return a tensor with one number"),
     ({"_lock": PrivateAttr(default_factory=threading.Lock)}, "cannot be sent to another process"),
     ({"num_examples": lambda self, client: 0}, "each holds one example or more"),
     ({"fingerprint": lambda self: ""}, "fingerprint: return a hash"),

@@ -30,6 +30,29 @@ def test_an_adversary_may_wear_out_its_private_model():
     assert testing.conformance(Negating) == []
 
 
+def test_an_adversary_that_keeps_something_on_itself_or_exits_is_told_so():
+    class Keeping(Adversary):
+        """Names class 0."""
+
+        name = "keeping"
+        needs = Knowledge.GRADIENT
+        recovers = frozenset({"label_set"})
+
+        def reconstruct(self, seen, job):
+            self.seen = seen.know(Knowledge.GRADIENT)
+
+    class Leaving(Keeping):
+        """Ends the process."""
+
+        def reconstruct(self, seen, job):
+            raise SystemExit(seen.know(Knowledge.GRADIENT) and 3)
+
+    (complaint,) = testing.conformance(Keeping)
+    assert "seen: Instance is frozen: an adversary is frozen, so keep nothing on self" in complaint
+    (complaint,) = testing.conformance(Leaving)
+    assert "it raises SystemExit: 3" in complaint
+
+
 def test_no_setting_has_the_name_of_a_key_of_the_scenario():
     assert {*AttackPlan.model_fields} == PLANNED
 

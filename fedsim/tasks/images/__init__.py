@@ -90,7 +90,9 @@ class Images(Classification):
         """Those of every task, and images that are nearly black."""
         found, data = super().cautions(), self.examples
         some = data.pixels[:: max(1, len(data.pixels) // 1000)]
-        if (brightest := float(some.max())) < DARK * data.white:
+        if not (brightest := float(some.max())):
+            found.append(f"data '{self.data}': images are black: nothing of them can be learned")
+        elif brightest < DARK * data.white:
             found.append(
                 f"data '{self.data}': images are nearly black, with values up to {brightest:g} of "
                 f"{data.white:g}. If {brightest:g} means white, store values / {brightest:g} as "

@@ -127,6 +127,12 @@ def folder_arrays(path: Path, size: int | None) -> Arrays:
             f"{path} has no images in subfolders; expected one subfolder a label, or train and "
             f"test with these in them; images end in {', '.join(IMAGES)}"
         )
+    train = files[0].get("train", [])
+    if len(parts) == 1 and train and path / "train" not in {file.parent for file in train}:
+        raise DataError(
+            f"{path} holds {', '.join(files[0])}, and train holds subfolders; expected train and "
+            "test with one subfolder a label in each: call the other split test"
+        )
     names = tuple(sorted({label for part in files for label in part}))
     listed = tuple(
         tuple((str(file), file.stat().st_mtime_ns, names.index(label)) for label in part

@@ -1,5 +1,6 @@
 """Loading tables: scikit-learn's, CSV or Parquet files, and those that a function returns."""
 
+import csv
 import functools
 import math
 from collections.abc import Sequence
@@ -122,7 +123,9 @@ def load(
         if column in categorical or not _is_number(values):
             found, codes = _codes(where, name, known[column], values)
             if column not in categorical:
-                cautions += _nearly_numbers(name, where, values)
+                cautions += _nearly_numbers(name, where, values) or _nearly_unique(
+                    name, where, values, found
+                )
             if len(found) > MOST_CATEGORIES:
                 raise DataError(
                     f"data '{name}': {where} has {len(found)} categories; expected "
@@ -137,9 +140,7 @@ def load(
             described.append(Column(column, mean=mean, scale=scale))
             parts.append(numbers)
     if not described:
-        mark = next((one for one in (";", "\t", "|") if one in label), "")
-        hint = f": columns are separated by commas, and not by {mark!r}" if mark else ""
-        raise DataError(f"data '{name}' has no column but the label '{label}'{hint}")
+        raise DataError(f"data '{name}' has no column but the label '{label}'")
     return Table(
         columns=tuple(described),
         rows=torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32)),
@@ -165,6 +166,19 @@ def _nearly_numbers(name: str, where: str, values: "pd.Series[Any]") -> list[str
         f"data '{name}': {where} is taken for categories, since {len(others)} of its "
         f"{len(values)} values are no numbers, the first {str(others.iloc[0])!r:.40}. Fill them in "
         "or drop these rows if it holds numbers"
+    ]
+
+
+def _nearly_unique(
+    name: str, where: str, values: "pd.Series[Any]", categories: tuple[str, ...]
+) -> list[str]:
+    """A caution about text that differs in most rows, such as dates, names or "1,000" or "5 %"."""
+    if 2 * len(categories) <= len(values):
+        return []
+    return [
+        f"data '{name}': {where} is taken for {len(categories)} categories in {len(values)} rows, "
+        f"the first {str(values.iloc[0])!r:.40}. Write numbers as such, or leave the column out if "
+        "it holds no categories"
     ]
 
 
@@ -200,8 +214,47 @@ def _file(path: Path, written: int) -> "pd.DataFrame":
     import pandas as pd
 
     with reading(path):
-        frame = read_csv(path) if path.suffix == ".csv" else read_parquet(path)
+        frame = _csv(path) if path.suffix == ".csv" else read_parquet(path)
     return pd.DataFrame(frame).rename(columns=str)
+
+
+def _csv(path: Path) -> "pd.DataFrame":
+    """Read a CSV file, without row numbers in a first column that has no name.
+
+    Raises:
+        ValueError: Its columns are separated by another sign, or have no names in the first line.
+    """
+    import pandas as pd
+
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        first = file.readline()
+    columns = {mark: len(next(csv.reader([first], delimiter=mark), [])) for mark in ",;\t|"}
+    if (mark := max(columns, key=lambda mark: columns[mark])) != ",":
+        raise ValueError(f"columns are separated by {mark!r}; expected commas")
+    frame = read_csv(path, skipinitialspace=True)
+    if not isinstance(frame.index, pd.RangeIndex):
+        raise ValueError("rows have more cells than the first line has names of columns")
+    names = list(map(str, frame.columns))
+    counted = any(names == [str(start + i) for i in range(len(names))] for start in (0, 1))
+    if len(frame) and not counted and all(map(_is_a_value, names, [frame[one] for one in frame])):
+        raise ValueError(
+            f"the first line is a row of data, {first.strip()!r:.60}; expected names of columns"
+        )
+    if names and names[0] == "Unnamed: 0":
+        numbers = frame.iloc[:, 0]
+        if numbers.dtype.kind == "i" and numbers.is_unique:
+            frame = frame.iloc[:, 1:]
+    return frame
+
+
+def _is_a_value(name: str, column: "pd.Series[Any]") -> bool:
+    """Whether a column's name is a number like its values, or is one of its values."""
+    if not _is_number(column):
+        return name in set(column.astype(str))
+    try:
+        return math.isfinite(float(name))
+    except ValueError:
+        return False
 
 
 def _check(name: str, frame: "pd.DataFrame", label: str) -> None:
@@ -213,7 +266,8 @@ def _check(name: str, frame: "pd.DataFrame", label: str) -> None:
         if missing.any():
             raise DataError(
                 f"data '{name}': column '{column}' has no value in {int(missing.sum())} rows, the "
-                f"first is row {int(missing.argmax()) + 1}. Fill them in or drop these rows"
+                f"first is row {int(missing.argmax()) + 1} (in a CSV file, NA, None and null stand "
+                "for no value, too). Fill them in or drop these rows"
             )
     if _is_number(frame[label]) and (frame[label] % 1 != 0).any():
         raise DataError(

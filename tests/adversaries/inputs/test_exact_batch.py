@@ -186,6 +186,21 @@ def test_other_networks_are_refused_and_warned_of(model, why):
     assert any(why.partition("'")[0] in one for one in ExactBatch().cautions(model))
 
 
+def test_a_layer_that_is_not_trained_is_warned_of():
+    model = perceptron(nn.ReLU())
+    model.spec, model.trained = SPEC, frozenset({"head.weight", "head.bias"})
+    (caution,) = ExactBatch().cautions(model)
+    assert "no gradient of 'layer0.weight' is sent: the weight is not trained" in caution
+
+
+def test_a_model_that_takes_one_dtype_only_is_warned_of():
+    model = perceptron(nn.ReLU())
+    model.module.layer0.register_forward_pre_hook(lambda _, given: (given[0].half(),))
+    model.spec = SPEC
+    (caution,) = ExactBatch().cautions(model)
+    assert caution.startswith("the model cannot be run in float64: ")
+
+
 def test_a_layer_whose_gradient_was_not_sent_is_refused():
     seen, _ = observed(perceptron(nn.ReLU()))
     sent = {k: v for k, v in seen.gradient.items() if k != "layer0.weight"}

@@ -205,6 +205,19 @@ def test_refuses_what_gives_no_input(seen, settings, message):
         attacked(seen, **settings)
 
 
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_a_model_that_normalises_its_inputs_is_warned_of(scale):
+    class Scaled(nn.Sequential):
+        def forward(self, inputs):
+            return super().forward(inputs.flatten(1) * scale)
+
+    module = Scaled(nn.Linear(36, 8), nn.Sigmoid(), nn.Linear(8, 10))
+    spec = testing.example().spec
+    cautions = FirstLinear().cautions(VictimModel(module, head="2", loss=cross_entropy, spec=spec))
+    said = "layer '0' does not receive the examples themselves"
+    assert [said in one for one in cautions] == [True] * (scale != 1)
+
+
 def test_a_layer_without_a_bias_is_refused():
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 9, bias=False), nn.ReLU(), nn.Linear(9, 10))
     model = VictimModel(module, head="3", loss=cross_entropy)

@@ -16,3 +16,9 @@ def test_images_that_are_nearly_black_are_cautioned(tmp_path, highest, said):
         if f"nearly black, with values up to {highest} of 255" in one
     ]
     assert len(found) == said
+
+
+def test_black_images_are_cautioned(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((60, 8, 8), np.uint8), y=np.arange(60) % 3)
+    (caution,) = Images(data="own", folder=tmp_path, clients=2).cautions()
+    assert caution == "data 'own': images are black: nothing of them can be learned"

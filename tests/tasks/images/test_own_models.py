@@ -5,6 +5,7 @@ import csv
 import pytest
 from support.own_code import beside, fresh
 
+from fedsim import load
 from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate
 from fedsim.errors import DataError, ScenarioError
@@ -115,6 +116,34 @@ def nothing(classes, shape):
     pass
 
 
+def short(classes, shape):
+    net = Net(classes, shape)
+    net.one.bfloat16()
+    net.two.register_forward_pre_hook(lambda layer, given: (given[0].float(),))
+    net.one.register_forward_pre_hook(lambda layer, given: (given[0].bfloat16(),))
+    return net
+
+
+class Doubling(Net):
+    def forward(self, inputs):
+        return super().forward(inputs.mul_(2))
+
+
+def doubling(classes, shape):
+    return Doubling(classes, shape)
+
+
+class FrozenNorm(Net):
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def frozen_norm(classes, shape):
+    return FrozenNorm(classes, shape, norm=True)
+
+
 number = 3
 """
 
@@ -180,11 +209,20 @@ def test_it_trains_and_is_attacked(tmp_path, settings):
         ("twice", ', head = "fc"', "calls its head 'fc' 2 times for one example"),
         ("nothing", "", "returned NoneType, expected a torch.nn.Module"),
         ("number", "", "is 3; expected a function"),
+        ("short", "", "'one.weight' is bfloat16, .* expected float32"),
+        ("doubling", "", "changes its inputs in place"),
     ],
 )
 def test_what_cannot_be_attacked_is_refused_before_the_run(tmp_path, name, settings, said):
     with pytest.raises(DataError, match=said):
         preflight(scenario(tmp_path, name, settings))
+
+
+def test_statistics_that_the_model_freezes_stay_frozen_in_training(tmp_path):
+    simulate(scenario(tmp_path, "frozen_norm"), tmp_path / "run")
+    for one in load(tmp_path / "run", trust=True).interceptions:
+        for name, value in one.update.buffers.items():
+            assert (value == one.before[name]).all()
 
 
 def test_batch_normalisation_of_one_example_is_refused(tmp_path):

@@ -277,7 +277,48 @@ def test_labels_that_are_nearly_all_different_are_cautioned(tmp_path):
     assert [one for one in task.cautions() if "'income' has 40 classes in 40 rows" in one]
 
 
+ROWS = [f"{i / 7:.3f},{i % 5},{'yes' if i % 2 else 'no'}" for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\n".join(ROWS), "the first line is a row of data, '0.000,0,no'; expected names"),
+        ("a;note;label\n" + "0.5;so, so;no\n" * 5, "separated by ';'; expected commas"),
+        ("a, b;note;label\n" + "0.5;so, so;no\n" * 5, "separated by ';'; expected commas"),
+        ("a,b,label\n" + "\n".join(f"{one}," for one in ROWS), "more cells than the first line"),
+    ],
+    ids=["no names", "commas in cells", "commas in names", "commas at the end"],
+)
+def test_a_file_that_is_no_table_with_names_and_commas_says_so(tmp_path, text, said):
+    (tmp_path / "own.csv").write_text(text)
+    with pytest.raises(DataError, match=said):
+        _ = Tabular(data="own", folder=tmp_path, clients=2).examples
+
+
+def test_row_numbers_without_a_name_are_no_column(tmp_path):
+    rows = "\n".join(f"{i}, {one}" for i, one in enumerate(ROWS))
+    (tmp_path / "own.csv").write_text(f", a, b, label\n{rows}\n")
+    task = Tabular(data="own", folder=tmp_path, clients=2)
+    assert [column.name for column in task.spec.columns] == ["a", "b"]
+    assert task.examples.names == ("no", "yes")
+
+
+def test_years_and_numbers_may_be_names_of_columns(tmp_path):
+    for name, first in (("years", "2019,2020,label"), ("counted", "0,1,2")):
+        (tmp_path / f"{name}.csv").write_text("\n".join([first, *ROWS]))
+        task = Tabular(data=name, folder=tmp_path, clients=2)
+        assert len(task.examples.rows) == 20
+
+
+def test_text_that_differs_in_most_rows_is_cautioned(tmp_path):
+    rows = "\n".join(f'"1,{i:03d}",{i % 2}' for i in range(40))
+    (tmp_path / "own.csv").write_text(f"income,label\n{rows}\n")
+    (caution,) = Tabular(data="own", folder=tmp_path, clients=2).cautions()
+    assert "'income' is taken for 40 categories in 40 rows, the first '1,000'" in caution
+
+
 def test_other_separators_are_named(tmp_path):
     (tmp_path / "other.csv").write_text("age;score\n" + "".join(f"{i};{i % 2}\n" for i in range(9)))
-    with pytest.raises(DataError, match=r"separated by commas, and not by ';'"):
+    with pytest.raises(DataError, match="separated by ';'; expected commas"):
         _ = Tabular(data="other", folder=tmp_path, clients=2).examples

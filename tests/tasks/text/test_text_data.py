@@ -96,6 +96,12 @@ def test_a_table_may_begin_with_a_byte_order_mark(tmp_path, name):
     assert load("mine", tmp_path, **GIVEN).texts == tuple(row["text"] for row in ROWS)
 
 
+def test_a_row_with_more_cells_than_columns_is_named(tmp_path):
+    (tmp_path / "own.csv").write_text("text,label\nfine,0\nwell, well,1\n")
+    with pytest.raises(DataError, match="row 2 has more cells than there are columns, text, label"):
+        load("own", tmp_path, test_fraction=0.5, seed=0)
+
+
 def test_labels_may_be_names_and_columns_may_have_others(tmp_path):
     rows = [{"review": f"a b {i}", "class": "good" if i % 2 else "bad", "author": f"p{i % 3}",
              "split": "test" if i > 5 else "train"} for i in range(8)]  # fmt: skip
