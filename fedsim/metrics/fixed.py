@@ -2,14 +2,15 @@
 
 To name every class has a larger F1 than labels drawn at random, and to name the most frequent one
 finds more labels than labels drawn by their frequency. To claim no word at all takes fewer edits
-than a wrong text. An attack that does no better has read nothing from the update.
+than a wrong text, and the most frequent words are in more texts than drawn ones. An attack that
+does no better has read nothing from the update.
 """
 
 import contextlib
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,12 +18,19 @@ from torch import Tensor
 from fedsim.metric import Metric
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
+from fedsim.spec import TextSpec
 
 TRIED = 200
 """Draws of labels over which claims are compared."""
 
 CLEARLY = 3.0
 """Standard errors by which a claim must be better than drawn labels."""
+
+WORDS = (1, 2, 3, 5, 8, 13, 21)
+"""Numbers of frequent tokens that are claimed for a text."""
+
+TEXTS = 24
+"""Drawn texts on which these are compared."""
 
 MANY = 256
 """Number of classes up to which all are claimed; of more, up to 16 for each label."""
@@ -34,6 +42,46 @@ def without_a_word(metric: Metric, truth: Truth, spec: Spec) -> float | None:
         value = metric.score(Reconstruction(text=("",)), truth, spec)
         return None if math.isnan(value) else value
     return None
+
+
+def frequent_tokens(
+    metric: Metric, spec: Spec, drawn: Sequence[Reconstruction]
+) -> Reconstruction | None:
+    """The most frequent tokens, as many for a text as score best on texts drawn by frequency.
+
+    Args:
+        metric: A metric of texts.
+        spec: What examples of the task look like.
+        drawn: Guesses from public data, of which none has seen the victim.
+
+    Returns:
+        The same tokens for every text, or other ones for each text, in the order of their
+        frequency; None if texts have no tokens.
+    """
+    texts = [text for guess in drawn for text in guess.tokens or ()]
+    if not isinstance(spec, TextSpec) or not texts:
+        return None
+    tokens, number = spec.tokens, len(drawn[0].tokens or ())
+    counts = Counter(i for text in texts for i in tokens.bare(text.tolist()))
+    ranked = [token for token, _ in counts.most_common(WORDS[-1] * number)]
+    # In a claim, "ed" would become a part of the word before it.
+    whole = [token for token in ranked if " " in tokens.spell([token, token]).strip()]
+    together = "token_counts" in metric.fields  # of all texts: cheap to score, as none are matched
+    lists = [torch.tensor(one) for one in (ranked, whole)]
+    claims = [(one[:words],) * number for one in lists for words in WORDS]
+    if together:
+        for words in WORDS:
+            claims.append(lists[0][: words * number].tensor_split(number))
+        truths = [Truth(tokens=guess.tokens) for guess in drawn[:TEXTS]]
+    else:
+        truths = [Truth(tokens=(text,)) for text in texts[:TEXTS]]
+
+    def mean(claim: Sequence[Tensor]) -> float:
+        claimed = Reconstruction(tokens=tuple(claim if together else claim[:1]))
+        return sum(metric.score(claimed, truth, spec) for truth in truths)
+
+    best = (min if metric.shown.lower else max)(claims, key=mean)
+    return Reconstruction(tokens=tuple(best))
 
 
 def reads_labels(metric: Metric) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.errors import PluginError
 from fedsim.metric import FORMAT, Metric
-from fedsim.metrics.fixed import fixed_claim, reads_labels, without_a_word
+from fedsim.metrics.fixed import fixed_claim, frequent_tokens, reads_labels, without_a_word
 from fedsim.plugin import GROUPS
 from fedsim.records import Reconstruction, Spec, Truth
 from fedsim.seeds import torch_generator
@@ -30,6 +30,9 @@ class Guess(Protocol):
 
 DRAWS = 8
 """Random guesses that are averaged for a baseline without a closed form."""
+
+COUNTED = 64
+"""Texts from public data, at least, whose tokens are counted to find the most frequent ones."""
 
 REMEMBERED = 2**20
 """Size in bytes up to which the inputs of a guess are kept for the next metric."""
@@ -151,7 +154,10 @@ def baselines(
     except NotImplementedError:
         drawn, frequencies = None, torch.ones(spec.classes)
     if "text" in metric.fields:
-        known = [one for one in (drawn, without_a_word(metric, truth, spec)) if one is not None]
+        found = [drawn, without_a_word(metric, truth, spec)]
+        if drawn is not None:
+            found.append(_frequent(metric, truth, spec, guess, seed))
+        known = [one for one in found if one is not None]
         return random, (min if metric.shown.lower else max)(known, default=None)
     if frequencies is None or truth.labels is None or not reads_labels(metric):
         return random, drawn
@@ -179,6 +185,14 @@ def _mean_guess(
             return None, frequencies
         total += metric.score(claimed, truth, spec)
     return _defined(total / DRAWS), frequencies
+
+
+def _frequent(metric: Metric, truth: Truth, spec: Spec, guess: Guess, seed: int) -> float | None:
+    """The score of the most frequent tokens, as far as guesses from public data tell them."""
+    draws = max(DRAWS, math.ceil(COUNTED / max(1, len(truth.lengths or ()))))
+    rngs = [torch_generator(seed, "guess", draw, wide=False) for draw in range(draws)]
+    claimed = frequent_tokens(metric, spec, [guess(truth, rng, informed=True) for rng in rngs])
+    return None if claimed is None else _defined(metric.score(claimed, truth, spec))
 
 
 def remembering(guess: Guess) -> Guess:

@@ -203,6 +203,22 @@ def test_every_metric_of_text_has_two_chance_levels_and_the_informed_is_higher(t
     assert found["token_edits"][1] <= 1  # that of no word
 
 
+@pytest.mark.parametrize("name", ["rouge1", "token_f1", "token_set_f1", "token_edits"])
+@pytest.mark.parametrize("size", [1, 4])
+def test_to_claim_the_most_frequent_words_beats_no_prior_guess(name, size, task):
+    metric, spec, ours, prior = METRICS[name], task.spec, 0.0, 0.0
+    for client in range(4):
+        for round in range(1, 9):
+            truth = task.truth([client], round, batch_size=size, steps=1)
+            claimed = Reconstruction(text=["the i at for my ."] * size)
+            ours += metric.score(claimed, truth, spec)
+            prior += baselines(metric, truth, spec, task.guess, 40 * client + round)[1]
+    if metric.shown.lower:
+        assert ours > prior * 0.96  # the full stop at the end saves an edit
+    else:
+        assert ours < prior * 1.1
+
+
 @pytest.mark.parametrize(
     ("ours", "true", "expected"),
     [
