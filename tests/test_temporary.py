@@ -100,7 +100,7 @@ def test_an_attack_worker_keeps_its_folders_in_that_of_the_session(below, tmp_pa
     monkeypatch.setattr("fedsim.temporary._kept", "")
     monkeypatch.setattr(process, "_running", None)
     (tmp_path / "session").mkdir()
-    worker = AttackWorker("", "", "", str(tmp_path / "session"))
+    worker = AttackWorker(str(tmp_path / "session"))
     process.server()
     assert [name for name in names(tmp_path / "session") if name.startswith(ISOLATION)]
     worker.end()
