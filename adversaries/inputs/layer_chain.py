@@ -198,9 +198,10 @@ class LayerChain:
             )
         for name in order:
             if f"{name}.weight" not in model.trained:
+                other = "" if name == model.head else ". feature-separation needs the head's alone"
                 raise ValueError(
                     f"no gradient of '{name}.weight' is sent: the weight is not trained, or it is "
-                    "another layer's, too. feature-separation needs the head's alone"
+                    f"another layer's, too{other}"
                 )
         first, flat = calls[order[0]][0][0].flatten(1), probes.flatten(1)
         if isinstance(found[order[0]], nn.LayerNorm):

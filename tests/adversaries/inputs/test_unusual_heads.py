@@ -146,7 +146,7 @@ def test_features_of_a_head_of_one_logit_are_known(label):
 def test_a_frozen_head_shows_spear_no_labels():
     model = victim(perceptron(10), frozen=("head.weight", "head.bias"))
     observed = seen(model, images(4), torch.tensor([3, 7, 1, 9]))
-    with pytest.raises(ValueError, match=r"no gradient of 'head\.weight' was sent"):
+    with pytest.raises(ValueError, match=r"no gradient of 'head\.weight' is sent"):
         SPEAR().reconstruct(observed, testing.job())
 
 

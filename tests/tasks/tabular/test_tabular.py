@@ -217,6 +217,18 @@ def test_a_guess_from_public_rows_beats_a_blind_one(tmp_path):
     assert informed < 0.9 * blind
 
 
+def test_to_claim_the_medians_of_public_rows_beats_no_prior_guess(tmp_path):
+    frame, metric, ours, prior = patients(300), METRICS["column_error"], 0.0, 0.0
+    frame["dose"] = np.exp(5 * frame["dose"])  # few large values
+    known = task(tmp_path, frame, auxiliary_fraction=0.3)
+    medians = known.examples.inputs(known.held_out[0]).median(dim=0).values
+    for round in range(1, 30):
+        truth = known.truth([round % 3], round, batch_size=4, steps=1)
+        ours += metric.score(Reconstruction(inputs=[medians] * 4), truth, known.spec)
+        prior += baselines(metric, truth, known.spec, known.guess, seed=round)[1]
+    assert ours >= prior
+
+
 # --- attacks --------------------------------------------------------------------------------
 
 
