@@ -162,6 +162,11 @@ class FirstLinear(Adversary):
                 f"the bias gradient of layer '{name}' is zero throughout: no unit fired, or a "
                 "defense removed it"
             )
+        if size.max() < NEGLIGIBLE * rows[:, :-1].abs().max():
+            raise ValueError(
+                f"the bias gradient of layer '{name}' is nothing but rounding: batch normalisation "
+                "behind the layer takes its bias away, and with it the inputs"
+            )
         return name, rows[size > NEGLIGIBLE * size.max()]
 
     def _layer(self, arrays: Mapping[str, Tensor], shape: tuple[int, ...] | None) -> str:

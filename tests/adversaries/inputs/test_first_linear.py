@@ -224,3 +224,13 @@ def test_a_layer_without_a_bias_is_refused():
     seen = seen_of(model.gradient(*digits(1)), 1)
     with pytest.raises(ValueError, match="layer '1' has no bias"):
         attacked(dataclasses.replace(seen, head="3"))
+
+
+def test_a_bias_that_batch_normalisation_takes_away_is_refused():
+    torch.manual_seed(0)
+    layers = nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10)
+    module = nn.Sequential(*layers)
+    cross_entropy(module, *digits(4)).backward()
+    gradient = {name: one.grad for name, one in module.named_parameters()}
+    with pytest.raises(ValueError, match="nothing but rounding: batch normalisation"):
+        FirstLinear().reconstruct(seen_of(gradient, 4), testing.job())
