@@ -84,16 +84,23 @@ def test_clients_whose_workers_all_lack_a_place_end_the_run(monkeypatch):
             ray.kill(actor)
 
 
-@pytest.mark.parametrize("clustered", [False, True])
-def test_attacks_that_have_ended_are_collected_after_the_workers_were_killed(clustered):
+def test_attacks_that_have_ended_are_collected_after_the_workers_were_left(monkeypatch):
     run = scenario()
-    executor = RayExecutor(AttackRunner(build(run)), 2, AttackPool(0.0))
+    pool = AttackPool(0.0)
+    executor = RayExecutor(AttackRunner(build(run)), 2, pool)
     executor.submit([[Attack(intercepted(run, client), 0, 1.0)] for client in (0, 1)])
     assert ray.wait([*executor._running], num_returns=2, timeout=100)[1] == []
-    executor._clustered = clustered
     executor._replace(1)  # this one is starting
     executor.cancel()
     assert len([*executor.collect(wait=False)]) == 2
+    left = [*pool._idle]
+    assert len(left) == 2  # also the one that is starting
+    monkeypatch.setattr(session, "session_folder", lambda: "")  # as on a cluster
+    pool.close()
+    deadline = time.monotonic() + 60
+    while [one for one in left if places.node_of(one) is not None]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_worker_larger_than_every_node_is_an_error_and_no_endless_wait(tmp_path, monkeypatch):
@@ -150,13 +157,15 @@ def test_an_attack_whose_worker_ray_ended_for_memory_says_what_to_lower(monkeypa
         return found
 
     get, run = ray.get, scenario()
-    executor = RayExecutor(AttackRunner(build(run)), 1, AttackPool(0.0))
+    pool = AttackPool(0.0)
+    executor = RayExecutor(AttackRunner(build(run)), 1, pool)
     monkeypatch.setattr(ray, "get", ends)
     try:
         executor.submit([[Attack(intercepted(run, 0), 0, 1.0)]])
         (outcome,) = executor.collect(wait=True)
     finally:
         executor.cancel()
+        pool.close()
     for row in outcome.findings:
         assert row.error == (
             "its machine has too little memory for this attack. Lower engine.attack_workers, "

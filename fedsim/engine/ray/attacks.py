@@ -329,7 +329,7 @@ class RayExecutor:
         with contextlib.suppress(Exception):
             tasks = list(self._running)
             done = ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] if tasks else []
-            busy = {*self._starting, *(self._running[one].worker for one in {*tasks} - {*done})}
+            busy = {self._running[task].worker for task in {*tasks} - {*done}}
             self._running = {task: self._running[task] for task in done}
             idle = [index for index in range(len(self._workers)) if index not in busy]
             self._pool.leave([self._workers[index] for index in idle])
