@@ -76,7 +76,10 @@ def _difference(
     """The keys of a row about its difference from its point's baseline."""
     keys = ("difference", "difference_low", "difference_high")
     nothing = {"against": None, **dict.fromkeys(keys), "difference_shown": "", "pairs": 0}
-    found = paired(*(attacks_of(rows, label, metric) for rows in pair)) if pair else None
+    if pair is None:
+        return nothing
+    ours, other = (attacks_of(rows, label, metric) for rows in pair)
+    found = paired(ours, other, how)
     if found is None:
         return nothing
     numbers = dict(zip(keys, (_known(found.mean), found.low, found.high), strict=True))

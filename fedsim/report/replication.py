@@ -115,20 +115,36 @@ def last_utility(utility: "pd.DataFrame") -> dict[str, Estimate]:
     return found
 
 
-def paired(ours: "pd.DataFrame", base: "pd.DataFrame") -> Estimate | None:
+def paired(ours: "pd.DataFrame", base: "pd.DataFrame", how: Measure) -> Estimate | None:
     """The mean difference of one metric on the attacks that two series have in common.
 
     Differences are averaged over a seed's attacks, then over seeds.
 
+    Args:
+        ours: Rows of the metric.
+        base: The baseline's.
+        how: How the metric is read.
+
     Returns:
         The difference, ours less the baseline's, with Student's t interval over seeds; without an
-        interval for fewer than three seeds; None if the series have no attack in common.
+        interval for fewer than three seeds; None if the series have no attack in common. If shares
+        changed from all to nothing in every pair, or the other way, or in none, that interval
+        would have no width: it is then as wide as Wilson's of the share of pairs that did so.
     """
     left, right = (
         part.loc[part["counted"].notna(), [*PAIR, "counted"]].drop_duplicates(PAIR, keep="last")
         for part in (ours, base)
     )
-    return _difference(left.merge(right, on=PAIR, suffixes=("", "_base")), "counted")
+    both = left.merge(right, on=PAIR, suffixes=("", "_base"))
+    found = _difference(both, "counted")
+    changes = {*(both["counted"] - both["counted_base"])}
+    if found is None or found.low is None or len(changes) > 1 or not changes <= {-1.0, 0.0, 1.0}:
+        return found
+    alike = estimate([1.0] * len(both), both["seed"].tolist(), replace(how, kind="yes/no"))
+    if how.kind not in ("share", "yes/no") or alike.low is None:
+        return found
+    (moved,), others = changes, 1 - alike.low
+    return replace(found, low=max(-1.0, moved - others), high=min(1.0, moved + others))
 
 
 def paired_utility(ours: "pd.DataFrame", base: "pd.DataFrame", metric: str) -> Estimate | None:
@@ -216,8 +232,8 @@ def differences_of(
                 utility_measure(metric),
             )
     for label, metric in main.items():
-        parts = (attacks_of(series.rows, label, metric) for series in (ours, base))
-        found[label] = paired(*parts), measures[metric]
+        left, right = (attacks_of(series.rows, label, metric) for series in (ours, base))
+        found[label] = paired(left, right, measures[metric]), measures[metric]
     return {name: change_of(one, how) for name, (one, how) in found.items() if one is not None}
 
 

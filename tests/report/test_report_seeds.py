@@ -75,6 +75,27 @@ def test_a_defended_point_is_compared_on_the_same_seeds_and_victims(tmp_path):
     assert other["difference_shown"] == "-70.0 points [-70.0, -70.0]"
 
 
+@pytest.mark.parametrize(
+    ("base", "ours", "shown"),
+    [
+        (1.0, 0.0, "-100.0 points [-100.0, -49.3]"),
+        (0.0, 1.0, "+100.0 points [+49.3, +100.0]"),
+        (1.0, 1.0, "+0.0 points [-50.7, +50.7]"),
+    ],
+)
+def test_a_difference_that_all_pairs_have_is_not_taken_for_certain(
+    base, ours, shown, tmp_path, monkeypatch
+):
+    """Wilson's interval of 18 of 18 pairs, with Student's quantile for three seeds."""
+    assert pytest.approx(49.3, abs=0.05) == 100 * 18 / (18 + T2**2)
+    values = {"0.0": base, "0.1": ours}
+    monkeypatch.setattr("support.repeated.value", lambda sigma, *_: values.get(str(sigma), 0.5))
+    found = {
+        one["point"]: one for one in summary(repeated(tmp_path / "run")) if one["label"] == "llg"
+    }
+    assert found["defenses.0.sigma=0.1"]["difference_shown"] == shown
+
+
 def test_attacks_that_only_one_point_has_are_in_no_difference(tmp_path):
     extra = [row(value=0.0, point="seed=7,defenses.0.sigma=0.1", seed=7, round=4)]
     found = [one for one in summary(repeated(tmp_path / "run", more=extra)) if one["pairs"]]
