@@ -23,6 +23,7 @@ WAYS = ("simulate", "attack", "app")
 
 # Flower's simulation joins whatever Ray cluster it finds on this machine, unless it is told not to.
 os.environ["RAY_ADDRESS"] = "local"
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - else tests beside it starve its workers
 # Ray starts workers when there is something to do, and not as many as there are CPUs before.
 os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112 - Ray spells it so
 

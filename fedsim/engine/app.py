@@ -41,8 +41,9 @@ def main(grid: Grid, context: Context) -> None:
     training = load(overrides).training
     if nodes != training.clients:
         print(  # noqa: T201
-            f"{nodes} SuperNodes are connected, so training.clients = {nodes} instead of "
-            f"{training.clients}; set num-supernodes to change that",
+            f"{nodes} SuperNode{'s are' if nodes > 1 else ' is'} connected, so training.clients = "
+            f"{nodes} instead of {training.clients}. For more, start more SuperNodes first (of a "
+            "simulation, set num-supernodes)",
             flush=True,
         )
     overrides.append(f"training.clients={nodes}")

@@ -129,11 +129,16 @@ def read_findings(run_dir: Path) -> "tuple[pd.DataFrame, list[str]]":
         broken attack, NaN for a denied one), and notes on what had to be left out.
 
     Raises:
-        RunFolderError: The file is no CSV, or not of a run.
+        RunFolderError: The file is no CSV, not of a run, or missing although attacks have ended.
     """
     import pandas as pd
 
     rows, notes = read_rows(run_dir, "findings.csv", NEEDED)
+    if inside(run_dir, "findings.csv") is None and inside(run_dir, "attacks.jsonl"):
+        raise RunFolderError(
+            f"'{run_dir}' has no findings.csv, although attacks have ended in it (attacks.jsonl). "
+            "Put back the file that the run wrote"
+        )
     for column in COLUMNS:
         if column not in rows:
             rows[column] = ""

@@ -288,8 +288,9 @@ def alive(mark: str) -> list[str]:
         ({"workers": 1}, "terminate", True),
         (ALONE, "terminate", True),
         ({"name": "flower", "workers": 1}, "terminate", False),
+        (ALONE, "terminate all", True),
     ],
-    ids=["inline", "ray", "flower", "inline terminated", "ray terminated", "flower terminated"],
+    ids=["inline", "ray", "flower", "inline term", "ray term", "flower term", "ray term all"],
 )
 def test_ctrl_c_and_sigterm_end_a_run_and_keep_what_was_found(engine, how, sleeps, tmp_path):
     attacks = [{"name": "llg"}]
@@ -324,10 +325,9 @@ def test_ctrl_c_and_sigterm_end_a_run_and_keep_what_was_found(engine, how, sleep
         time.sleep(0.5 if sleeps else 0)
         before = rows(tmp_path / "run")
         asked = time.monotonic()
-        if how == "interrupt all":  # as a terminal does
-            os.killpg(process.pid, signal.SIGINT)
-        else:
-            process.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGTERM)
+        number = signal.SIGINT if how.startswith("interrupt") else signal.SIGTERM
+        # To all processes as a terminal does, or `timeout`.
+        (os.killpg if how.endswith("all") else os.kill)(process.pid, number)
         output = process.communicate(timeout=30)[0]
         took = time.monotonic() - asked
     finally:

@@ -103,6 +103,22 @@ def test_attacks_that_have_ended_are_collected_after_the_workers_were_left(monke
         time.sleep(0.1)
 
 
+def test_an_attack_that_ended_during_a_long_round_is_no_timeout():
+    run, pool = scenario(), AttackPool(0.0)
+    executor = RayExecutor(AttackRunner(build(run)), 2, pool)
+    try:
+        executor.submit([[Attack(intercepted(run, client), 0, 1.0)] for client in (0, 1)])
+        assert ray.wait([*executor._running], num_returns=2, timeout=100)[1] == []
+        for running in executor._running.values():
+            running.since -= 1e6
+        outcomes = [*executor.collect(wait=False)]
+    finally:
+        executor.cancel()
+        pool.close()
+    assert {row.status for outcome in outcomes for row in outcome.findings} == {"ok"}
+    assert len(outcomes) == 2
+
+
 def test_a_worker_larger_than_every_node_is_an_error_and_no_endless_wait(tmp_path, monkeypatch):
     nodes = [("10.0.0.1", {"CPU": 4.0, "GPU": 1.0}), ("10.0.0.2", {"CPU": 2.0, "GPU": 1.0})]
     monkeypatch.setattr(session, "living_nodes", lambda: nodes)

@@ -190,6 +190,14 @@ def test_a_table_whose_first_line_lacks_columns_is_refused(run):
         write_report(folder)
 
 
+def test_a_run_whose_findings_were_deleted_is_not_one_without_attacks(run):
+    folder = run(row())
+    (folder / "attacks.jsonl").write_text("{}\n")
+    (folder / "findings.csv").unlink()
+    with pytest.raises(RunFolderError, match=r"has no findings.csv, although attacks have ended"):
+        write_report(folder)
+
+
 def test_broken_side_files_do_not_stop_a_report(run):
     folder = run(row(), scenario="seed = [", name="x")
     (folder / "provenance.json").write_bytes(b'{"schema": 1, \xff')

@@ -275,7 +275,8 @@ class RayExecutor:
             if not self._is_ready(running.worker):
                 running.since = time.monotonic()
                 continue
-            if time.monotonic() - running.since > limit + GRACE:
+            over = time.monotonic() - running.since > limit + GRACE
+            if over and not ray.wait([task], timeout=0)[0]:  # it may have ended during a round
                 del self._running[task]
                 outcomes = self._lost(
                     running, f"over its limit of {limit:g} s, and its worker was killed", "timeout"

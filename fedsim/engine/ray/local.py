@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 
 from ray._private import ray_constants
@@ -26,6 +27,23 @@ def on_loopback() -> Iterator[None]:
         del os.environ[key]
         if before is not None:
             os.environ[key] = before
+
+
+@contextlib.contextmanager
+def deaf_to_sigterm() -> Iterator[None]:
+    """Block SIGTERM in the processes that Ray starts meanwhile.
+
+    `timeout`, systemd and Slurm send it to all processes of a run. Without Ray's processes, the one
+    that trains would wait for a minute, and be ended by Ray without a report.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
