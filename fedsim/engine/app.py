@@ -1,7 +1,8 @@
 """The ServerApp of `flwr run`, which runs one scenario on the SuperNodes that are connected.
 
 The run config (`[tool.flwr.app.config]`) holds `scenario` (name or path), `overrides` (as for
---set, separated by spaces), `out` and `data`. The number of clients is the number of SuperNodes.
+--set, separated by spaces), `out`, `data`, and `supernodes`, the number of them to wait for. The
+number of clients is the number of SuperNodes.
 """
 
 import functools
@@ -36,14 +37,14 @@ def main(grid: Grid, context: Context) -> None:
     given = {key: str(value) for key, value in context.run_config.items()}
     name = given.get("scenario") or "first-rounds"
     overrides = shlex.split(given.get("overrides", ""))
-    nodes = _settled(grid)
+    nodes = _settled(grid, _number(given.get("supernodes", "0")))
     load = functools.partial(Scenario.load, name, data=given.get("data"))
     training = load(overrides).training
     if nodes != training.clients:
         print(  # noqa: T201
             f"{nodes} SuperNode{'s are' if nodes > 1 else ' is'} connected, so training.clients = "
-            f"{nodes} instead of {training.clients}. For more, start more SuperNodes first (of a "
-            "simulation, set num-supernodes)",
+            f"{nodes} instead of {training.clients}. For more, state how many to wait for "
+            "(supernodes=N in --run-config), or num-supernodes in a simulation",
             flush=True,
         )
     overrides.append(f"training.clients={nodes}")
@@ -82,26 +83,42 @@ def main(grid: Grid, context: Context) -> None:
     print(f"report: {ledger.folder.resolve() / 'report.html'}", flush=True)  # noqa: T201
 
 
-def _settled(grid: Grid, *, quiet: float = 3.0, patience: float = 120.0) -> int:
-    """Wait until no new node connects.
+def _number(stated: str) -> int:
+    try:
+        number = int(stated)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ScenarioError(f"supernodes: found {stated!r:.40}; expected a number of SuperNodes")
+    return number
+
+
+def _settled(grid: Grid, wanted: int, *, quiet: float = 3.0, patience: float = 120.0) -> int:
+    """Wait until as many nodes are connected as wanted, or no new one connects.
 
     Args:
         grid: Reaches the nodes.
-        quiet: Seconds without a new node.
-        patience: Seconds to wait for the first one.
+        wanted: The number of nodes; 0: as many as there are.
+        quiet: Seconds without a new node, if no number is wanted.
+        patience: Seconds to wait for the first and for each further one.
 
     Returns:
         The number of nodes.
 
     Raises:
-        EngineError: No node connected.
+        EngineError: No node, or fewer than wanted, connected.
     """
-    seen, since, start = 0, time.monotonic(), time.monotonic()
-    while seen == 0 or time.monotonic() - since < quiet:
+    seen, since = 0, time.monotonic()
+    while seen < max(1, wanted) or (not wanted and time.monotonic() - since < quiet):
         now = len(list(grid.get_node_ids()))
         if now != seen:
             seen, since = now, time.monotonic()
-        if time.monotonic() - start > patience:
-            raise EngineError(f"no client connected within {patience:g} s")
+            if wanted:
+                print(f"{seen} of {wanted} SuperNodes are connected", flush=True)  # noqa: T201
+        if time.monotonic() - since > patience and seen < max(1, wanted):
+            raise EngineError(
+                f"{seen or 'no'} SuperNodes connected, and no other within {patience:g} s"
+                + f"; expected {wanted} (supernodes in --run-config)" * bool(wanted)
+            )
         time.sleep(0.2)
     return seen

@@ -7,10 +7,10 @@ from flwr.app import Context, RecordDict
 from support.flower import needs_proc, processes
 from support.tiny import rows, timeless
 
-from fedsim.engine.app import app
+from fedsim.engine.app import _settled, app
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.simulate import simulate
-from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.errors import EngineError, RunFolderError, ScenarioError
 from fedsim.scenario import Scenario
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +34,30 @@ def test_the_app_runs_the_scenario_of_its_run_config(tmp_path, capsys):
     simulate(Scenario.load("first-rounds", overrides), tmp_path / "run")
     assert timeless(tmp_path / "app") == timeless(tmp_path / "run")
     assert rows(tmp_path / "app", "utility.csv") == rows(tmp_path / "run", "utility.csv")
+
+
+class Arriving:
+    """A grid whose nodes connect one after the other."""
+
+    def __init__(self, last: int) -> None:
+        self.asked, self.last = 0, last
+
+    def get_node_ids(self):
+        self.asked += 1
+        return range(min(self.asked // 2, self.last))
+
+
+def test_the_app_waits_for_as_many_supernodes_as_are_stated(monkeypatch, capsys):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert _settled(Arriving(9), 3, quiet=0.0) == 3
+    assert "2 of 3 SuperNodes are connected\n3 of 3 SuperNodes" in capsys.readouterr().out
+    assert _settled(Arriving(2), 0, quiet=0.2) == 2
+    with pytest.raises(EngineError, match=r"^2 SuperNodes connected, and no other .*expected 3 \("):
+        _settled(Arriving(2), 3, patience=0.2)
+    with pytest.raises(EngineError, match=r"^no SuperNodes connected, .*within 0\.2 s$"):
+        _settled(Arriving(0), 0, patience=0.2)
+    with pytest.raises(ScenarioError, match="supernodes: found 'two'; expected a number"):
+        serve(2, supernodes="two")
 
 
 def test_the_app_refuses_a_sweep_and_an_existing_folder(tmp_path):

@@ -86,10 +86,11 @@ def test_two_supernodes_with_tls_and_keys_find_what_the_simulation_finds(tmp_pat
                 *("--auth-supernode-private-key", str(tmp_path / f"node{node}")),
                 *("--node-config", f"partition-id={min(node, 1)} num-partitions=2"),
             )
-        config = f'overrides="{OVERRIDES}" out="{tmp_path / "run"}"'
+        config = f'overrides="{OVERRIDES}" out="{tmp_path / "run"}" supernodes=2'
         command = ("flwr", "run", str(ROOT), "here", "--stream", "--run-config", config)
         flower.run(*command, seconds=240)
     assert "report:" in flower.said(), flower.said()[-3000:]
+    assert "2 of 2 SuperNodes are connected" in flower.said()
     overrides = [*OVERRIDES.split(), "training.clients=2", "training.clients_per_round=2"]
     simulate(Scenario.load("first-rounds", overrides), tmp_path / "alone")
     assert timeless(tmp_path / "run") == timeless(tmp_path / "alone")
