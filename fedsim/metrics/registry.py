@@ -1,5 +1,6 @@
 """The installed metrics, which of them apply to an adversary, and the scores of guesses."""
 
+import contextlib
 import functools
 import importlib.metadata
 import math
@@ -191,8 +192,11 @@ def _frequent(metric: Metric, truth: Truth, spec: Spec, guess: Guess, seed: int)
     """The score of the most frequent tokens, as far as guesses from public data tell them."""
     draws = max(DRAWS, math.ceil(COUNTED / max(1, len(truth.lengths or ()))))
     rngs = [torch_generator(seed, "guess", draw, wide=False) for draw in range(draws)]
-    claimed = frequent_tokens(metric, spec, [guess(truth, rng, informed=True) for rng in rngs])
-    return None if claimed is None else _defined(metric.score(claimed, truth, spec))
+    drawn = [guess(truth, rng, informed=True) for rng in rngs]
+    with contextlib.suppress(Exception):  # a metric of one's own may read more of a text
+        claimed = frequent_tokens(metric, spec, drawn)
+        return None if claimed is None else _defined(metric.score(claimed, truth, spec))
+    return None
 
 
 def remembering(guess: Guess) -> Guess:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.errors import PluginError
+from fedsim.metric import Measure, Metric
 from fedsim.metrics import BUILT_IN, METRICS, applicable, baselines, read
 from fedsim.metrics.text import TokenEdits
 from fedsim.records import Reconstruction, Truth
@@ -201,6 +202,25 @@ def test_every_metric_of_text_has_two_chance_levels_and_the_informed_is_higher(t
     assert found["rouge1_authors"][0] > found["rouge1"][0] + 0.1, "[CLS] and [SEP] for nothing"
     assert found["token_edits"][0] > 0.9
     assert found["token_edits"][1] <= 1  # that of no word
+
+
+class Longest(Metric):
+    """A metric of one's own, which reads the true texts."""
+
+    name, shown, fields = "longest", Measure("Longest"), ("text",)
+
+    def compute(self, claimed, truth, spec):
+        return float(max(map(len, claimed.text)) == max(map(len, truth.text)))
+
+    def suits(self, spec):
+        return True
+
+
+def test_a_metric_of_ones_own_may_read_more_of_the_truth_than_tokens(task):
+    truth = task.truth([0], 1, batch_size=2, steps=1)
+    random, informed = baselines(Longest(), truth, task.spec, task.guess, 0)
+    assert random is not None
+    assert informed is not None
 
 
 @pytest.mark.parametrize("name", ["rouge1", "token_f1", "token_set_f1", "token_edits"])
