@@ -274,7 +274,8 @@ def _executors(
         return
     for point in points:
         check_importable(point)
-    from fedsim.engine.ray.attacks import AttackPool, RayExecutor
+    from fedsim.engine.ray.attacks import RayExecutor
+    from fedsim.engine.ray.pool import AttackPool
     from fedsim.engine.ray.session import start_session
 
     pool = AttackPool(start_session(points[0].engine, 0, number).gpus_per_attack)

@@ -14,7 +14,7 @@ from support.tiny import config, initial, scenario, timeless
 from fedsim.engine.attack import attack
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.ray import clients
-from fedsim.engine.ray.attacks import AttackPool
+from fedsim.engine.ray.pool import AttackPool
 from fedsim.engine.ray.transfer import ALIGNED
 from fedsim.engine.simulate import simulate
 from fedsim.federation.arrays import TensorArray

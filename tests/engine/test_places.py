@@ -19,8 +19,9 @@ from adversaries import LLG
 from fedsim.attacking.attack import Attack, AttackRunner, Outcome
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.ray import places, session
-from fedsim.engine.ray.attacks import AttackPool, RayExecutor
+from fedsim.engine.ray.attacks import RayExecutor
 from fedsim.engine.ray.clients import ClientWorker, RayGrid
+from fedsim.engine.ray.pool import AttackPool
 from fedsim.engine.simulate import simulate
 from fedsim.errors import EngineError, FedsimError, ScenarioError
 from fedsim.scenario.built import build

@@ -4,6 +4,7 @@ Attacks need no Flower, so that `attacks` and `session` load without it.
 
 clients    the engine: groups of clients on actors
 attacks    the executor: attacks on actors while training goes on
+pool       the attack workers of a run, from one point to the next
 worker     the actor that runs attacks
 session    the Ray session that both share
 places     where actors run, and what is said of those without a place

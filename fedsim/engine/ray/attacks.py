@@ -20,9 +20,10 @@ from fedsim.attacking.attack import (
 )
 from fedsim.attacking.executor import Observer
 from fedsim.attacking.progress import EVERY, AttackProgress
-from fedsim.engine.ray import places, session
+from fedsim.engine.ray import places
 from fedsim.engine.ray.board import Board
-from fedsim.engine.ray.worker import AttackWorker, StoredAttack, found_by_all, held
+from fedsim.engine.ray.pool import AttackPool
+from fedsim.engine.ray.worker import StoredAttack, found_by_all, held
 from fedsim.errors import EngineError
 from fedsim.libraries import brief
 from fedsim.records import Interception
@@ -30,9 +31,6 @@ from fedsim.runs.stored import StoredTensors
 
 GRACE = 10.0
 """Seconds beyond its time limit after which the worker of an attack is killed."""
-
-ENDS_WITHIN = 3.0
-"""Seconds that idle workers get to end what they started."""
 
 REPEATS = 2
 """How often a single attack is repeated elsewhere after its worker died: a node may be lost."""
@@ -45,40 +43,6 @@ class _Running:
     since: float
     call: int
     progress: AttackProgress | None = None
-
-
-class AttackPool:
-    """Attack workers of a run; those that one point leaves idle work for the next one.
-
-    Starting one costs seconds, of which the imports are most.
-
-    Args:
-        gpus: GPUs of each worker.
-    """
-
-    def __init__(self, gpus: float) -> None:
-        self.gpus = gpus
-        self._idle: list[Any] = []
-
-    def take(self) -> Any:
-        """A worker, which `ready` prepares for a point: one that was left, or a new one."""
-        if self._idle:
-            return self._idle.pop()
-        options = ray.remote(AttackWorker).options(num_cpus=1, num_gpus=self.gpus)
-        return options.remote(session.session_folder())
-
-    def leave(self, workers: Sequence[Any]) -> None:
-        """Keep workers that have nothing to do for the next point."""
-        self._idle += workers
-
-    def close(self) -> None:
-        """Kill the workers that were left."""
-        if not session.session_folder():  # elsewhere, what they started would stay
-            with contextlib.suppress(Exception):
-                ended = [worker.end.remote() for worker in self._idle]
-                ray.wait(ended, num_returns=len(ended), timeout=ENDS_WITHIN)
-        places.end_actors(self._idle)
-        self._idle = []
 
 
 class RayExecutor:

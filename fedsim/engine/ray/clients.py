@@ -16,7 +16,8 @@ from fedsim.attacking.attack import AttackRunner
 from fedsim.attacking.executor import Observer
 from fedsim.engine import Engine, attack_workers, workers
 from fedsim.engine.ray import places, session
-from fedsim.engine.ray.attacks import AttackPool, RayExecutor
+from fedsim.engine.ray.attacks import RayExecutor
+from fedsim.engine.ray.pool import AttackPool
 from fedsim.engine.ray.transfer import Packed, pack, unpack
 from fedsim.errors import EngineError
 from fedsim.federation import federate
