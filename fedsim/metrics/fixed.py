@@ -76,11 +76,11 @@ def frequent_tokens(
     else:
         truths = [Truth(tokens=(text,)) for text in texts[:TEXTS]]
 
-    def mean(claim: Sequence[Tensor]) -> float:
+    def total(claim: Sequence[Tensor]) -> float:
         claimed = Reconstruction(tokens=tuple(claim if together else claim[:1]))
         return sum(metric.score(claimed, truth, spec) for truth in truths)
 
-    best = (min if metric.shown.lower else max)(claims, key=mean)
+    best = (min if metric.shown.lower else max)(claims, key=total)
     return Reconstruction(tokens=tuple(best))
 
 

@@ -134,8 +134,8 @@ def baselines(
 ) -> tuple[float | None, float | None]:
     """Score a random guess and a guess from public data on the same victim.
 
-    The second draws labels or texts by their frequency, or claims the same for every update where
-    that scores better (`fedsim.metrics.fixed`).
+    The second draws labels or texts by their frequency, or claims the same labels or words for
+    every update where that scores better (`fedsim.metrics.fixed`).
 
     Args:
         metric: The metric.

@@ -30,7 +30,7 @@ def on_loopback() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deaf_to_sigterm() -> Iterator[None]:
+def sigterm_blocked() -> Iterator[None]:
     """Block SIGTERM in the processes that Ray starts meanwhile.
 
     `timeout`, systemd and Slurm send it to all processes of a run. Without Ray's processes, the one

@@ -14,12 +14,15 @@ ENDS_WITHIN = 3.0
 
 
 class AttackPool:
-    """Attack workers of a run; those that one point leaves idle work for the next one.
+    """Attack workers of a run; those that one point of a sweep leaves idle work for the next one.
 
-    Starting one costs seconds, of which the imports are most.
+    Starting one takes seconds, most of them for imports.
 
     Args:
-        gpus: GPUs of each worker.
+        gpus: GPUs of each worker, which may be a fraction.
+
+    Attributes:
+        gpus: The same.
     """
 
     def __init__(self, gpus: float) -> None:

@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.engine import knock
-from fedsim.engine.ray.local import deaf_to_sigterm, on_loopback, without_helpers
+from fedsim.engine.ray.local import on_loopback, sigterm_blocked, without_helpers
 from fedsim.engine.ray.places import in_words, living_nodes, nodes_in_words
 from fedsim.engine.session_folder import SessionFolder, kill_children
 from fedsim.errors import EngineError
@@ -138,7 +138,7 @@ def _start(settings: Engine, cpus: float, address: str) -> None:
         with contextlib.ExitStack() as stack:
             if not settings.address:
                 stack.enter_context(on_loopback())
-                stack.enter_context(deaf_to_sigterm())
+                stack.enter_context(sigterm_blocked())
                 stack.enter_context(without_helpers(shows_output=options["log_to_driver"]))
             ray.init(**options)
         if threading.current_thread() is threading.main_thread():
