@@ -149,6 +149,10 @@ class Engine(Table):
     address: str = ""
     """Address of an existing Ray cluster to join; a new one is started if empty."""
 
+    place_timeout: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    """Seconds that workers wait for a place on a node of Ray's: if then no client worker has one,
+    or no attack worker, the run ends; if some have one, it goes on with these."""
+
 
 class TensorBoardSink(Table):
     """The `[sinks.tensorboard]` table: curves of the run as TensorBoard's event files."""

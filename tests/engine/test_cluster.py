@@ -97,13 +97,7 @@ def wait(address: str, nodes: int) -> None:
         time.sleep(0.5)
 
 
-IMPATIENT = """
-import sys
-from fedsim.engine.ray import places
-places.PLACE = 3.0
-from fedsim.cli import main
-main()
-"""
+IMPATIENT = "engine.place_timeout=3"
 
 
 def run_scenario(
@@ -136,7 +130,6 @@ def run_and_kill(
     folder: Path,
     *settings: str,
     after: Callable[[Path], bool],
-    code: str = "",
     cpus: int = 2,
     gpus: int = 0,
     works: str = "",
@@ -153,7 +146,7 @@ def run_and_kill(
         wait(head, nodes)
         on_it = (*MANY, f"engine.address={head}", "engine.workers=1", *settings)
         with ThreadPoolExecutor() as pool:
-            run = pool.submit(run_scenario, folder, *on_it, code=code)
+            run = pool.submit(run_scenario, folder, *on_it)
             deadline = time.monotonic() + 120
             while not after(folder) or (
                 works and f"ray::{works}" not in {name.strip() for _, name in marked(mark)}
@@ -193,9 +186,7 @@ def test_a_killed_node_costs_a_retry_of_its_work(head, expected, tmp_path):
 def test_a_run_that_loses_all_places_for_attacks_ends_and_can_be_resumed(head, expected, tmp_path):
     folder = tmp_path / "run"
     needs_gpu = "engine.gpus_per_attack=0.5"  # which the lost node alone says that it has
-    done, worked = run_and_kill(
-        head, folder, needs_gpu, after=first_attacks, code=IMPATIENT, gpus=1
-    )
+    done, worked = run_and_kill(head, folder, needs_gpu, IMPATIENT, after=first_attacks, gpus=1)
     assert "ray::" in worked
     assert done.returncode == 1
     error = done.stderr.splitlines()[-1]
@@ -215,7 +206,7 @@ def test_a_run_that_loses_all_places_for_attacks_ends_and_can_be_resumed(head, e
 def test_a_run_that_loses_all_places_for_clients_ends(head, tmp_path):
     large = "engine.cpus_per_client=3"  # more than the head has
     folder = tmp_path / "run"
-    done, worked = run_and_kill(head, folder, large, after=third_round, code=IMPATIENT, cpus=4)
+    done, worked = run_and_kill(head, folder, large, IMPATIENT, after=third_round, cpus=4)
     assert "ray::" in worked
     assert done.returncode == 1
     error = done.stderr.splitlines()[-1]
@@ -232,14 +223,21 @@ def test_a_run_goes_on_with_the_workers_that_still_have_a_place(head, expected, 
     several += ("training.rounds=350", f"threat.rounds={[*range(1, 16)]}")
     folder = tmp_path / "run"
     stays = (f"--address={head}", "--node-ip-address=127.0.0.4", "--num-gpus=1")
-    with node(tmp_path, *stays, cpus=1):
+    mark = f"NODE_{uuid.uuid4().hex}"
+
+    def both_work(folder: Path) -> bool:
+        # A worker that is still starting when the other node is lost has no place, either.
+        started = any(name.startswith("ray::AttackWorker") for _, name in marked(mark))
+        return started and first_attacks(folder)
+
+    with node(tmp_path, *stays, cpus=1, **{mark: "1"}):
         wait(head, 2)
         done, _ = run_and_kill(
             head,
             folder,
             *several,
-            after=first_attacks,
-            code=IMPATIENT,
+            IMPATIENT,
+            after=both_work,
             cpus=1,
             gpus=1,
             works="AttackWorker.perform",

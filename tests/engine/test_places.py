@@ -37,8 +37,8 @@ def client_worker(cpus):
     return ray.remote(ClientWorker).options(num_cpus=cpus).remote()
 
 
-def no_place():
-    return places.no_place("client", 2, 50, 0)
+def settings(seconds):
+    return Engine(cpus_per_client=50, place_timeout=seconds)
 
 
 def messages(run, grid):
@@ -56,13 +56,12 @@ def arrays(replies) -> list[dict[str, bytes]]:
     ]
 
 
-def test_a_client_worker_without_a_place_leaves_its_clients_to_the_others(monkeypatch):
-    monkeypatch.setattr(places, "PLACE", 2.0)
+def test_a_client_worker_without_a_place_leaves_its_clients_to_the_others():
     run, said = scenario(), list[str]()
     here = InlineGrid(6)
     expected = arrays(here.send_and_receive(messages(run, here)))
     pool = [client_worker(1), client_worker(50)]
-    grid = RayGrid(6, pool, lambda: client_worker(50), no_place, said.append)
+    grid = RayGrid(6, pool, lambda: client_worker(50), settings(2), said.append)
     try:
         assert arrays(grid.send_and_receive(messages(run, grid))) == expected
         assert arrays(grid.send_and_receive(messages(run, grid))) == expected
@@ -73,10 +72,9 @@ def test_a_client_worker_without_a_place_leaves_its_clients_to_the_others(monkey
     assert "no place for 1 of 2 client workers for 2 s: the run goes on with the others" in warning
 
 
-def test_clients_whose_workers_all_lack_a_place_end_the_run(monkeypatch):
-    monkeypatch.setattr(places, "PLACE", 1.0)
+def test_clients_whose_workers_all_lack_a_place_end_the_run():
     pool = [client_worker(50), client_worker(50)]
-    grid = RayGrid(6, pool, lambda: client_worker(50), no_place, pytest.fail)
+    grid = RayGrid(6, pool, lambda: client_worker(50), settings(1), pytest.fail)
     try:
         with pytest.raises(EngineError, match=r"any of 2 client workers for 1 s\. Each needs 50"):
             list(grid.send_and_receive(messages(scenario(), grid)))
@@ -155,7 +153,7 @@ def test_a_client_whose_worker_ray_ended_for_memory_says_what_to_lower(monkeypat
 
     monkeypatch.setattr(RayGrid, "_wait", ends)
     pool = [client_worker(1)]
-    grid = RayGrid(6, pool, lambda: pool[0], no_place, pytest.fail)
+    grid = RayGrid(6, pool, lambda: pool[0], settings(60), pytest.fail)
     try:
         replies = list(grid.send_and_receive(messages(scenario(), grid)))
     finally:

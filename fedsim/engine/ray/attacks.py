@@ -52,7 +52,7 @@ class RayExecutor:
     is queued again as a whole, since results depend on its size by rounding; if another one dies,
     each attack on its own. A single attack whose worker dies is retried at most `REPEATS` times, or
     once if its group was retried. A worker that Ray cannot schedule, because a node was lost,
-    leaves its attacks to the others; if Ray can schedule none for `places.PLACE` seconds,
+    leaves its attacks to the others; if Ray can schedule none for `engine.place_timeout` seconds,
     `collect` raises `EngineError`.
 
     Args:
@@ -165,7 +165,7 @@ class RayExecutor:
             EngineError: No worker has had a place for long.
         """
         ready = {index for index in range(len(self._workers)) if self._is_ready(index)}
-        now = time.monotonic()
+        now, limit = time.monotonic(), self._runner.scenario.engine.place_timeout
         self._placeless = {
             index: self._placeless.get(index, now)
             for index in self._starting
@@ -175,11 +175,11 @@ class RayExecutor:
         if not lacking:
             return
         if lacking == self._number:
-            if now - max(self._placeless.values()) > places.PLACE:
-                raise places.no_place("attack", self._number, 1.0, self._pool.gpus)
-        elif now - min(self._placeless.values()) > places.PLACE and not self._warned:
+            if now - max(self._placeless.values()) > limit:
+                raise places.no_place("attack", self._number, 1.0, self._pool.gpus, limit)
+        elif now - min(self._placeless.values()) > limit and not self._warned:
             self._warned = True
-            self._observer("caution", text=places.fewer("attack", lacking, self._number))
+            self._observer("caution", text=places.fewer("attack", lacking, self._number, limit))
         free = len(ready - {running.worker for running in self._running.values()})
         for task, running in list(self._running.items()):
             if len(self._queue) < free and running.worker in self._placeless:

@@ -19,7 +19,6 @@ from fedsim.engine.ray import places, session
 from fedsim.engine.ray.attacks import RayExecutor
 from fedsim.engine.ray.pool import AttackPool
 from fedsim.engine.ray.transfer import Packed, pack, unpack
-from fedsim.errors import EngineError
 from fedsim.federation import federate
 from fedsim.federation.arrays import bytes_of
 from fedsim.federation.client import answers
@@ -27,6 +26,7 @@ from fedsim.federation.grid import MACHINE_TOO_SMALL, RAISED, LocalGrid
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
+from fedsim.scenario.settings import Engine as EngineSettings
 from fedsim.seeds import held
 
 SHARE = 64 * 2**20
@@ -67,7 +67,7 @@ class RayGrid(LocalGrid):
         clients: The number of clients.
         pool: The actors.
         new: Makes another actor.
-        no_place: Makes the error that is raised if no actor has a place.
+        settings: What each actor reserves, and how long it may be without a place.
         warn: Called with a warning if fewer actors have a place than there should be.
     """
 
@@ -76,12 +76,12 @@ class RayGrid(LocalGrid):
         clients: int,
         pool: list[Any],
         new: Callable[[], Any],
-        no_place: Callable[[], EngineError],
+        settings: EngineSettings,
         warn: Callable[[str], None],
     ) -> None:
         super().__init__(clients)
         self._pool, self._new = pool, new
-        self._no_place, self._warn = no_place, warn
+        self._settings, self._warn = settings, warn
         self._placeless: dict[int, float] = {}
 
     def exchange(self, messages: Sequence[Message]) -> Iterator[Message]:
@@ -131,11 +131,13 @@ class RayGrid(LocalGrid):
             else:
                 since[index] = self._placeless.get(index, now)
         self._placeless = since
-        if not since or now - max(since.values()) <= places.PLACE:
+        limit, number = self._settings.place_timeout, len(self._pool)
+        if not since or now - max(since.values()) <= limit:
             return
         if not sound:
-            raise self._no_place()
-        self._warn(places.fewer("client", len(since), len(self._pool)))
+            cpus, gpus = self._settings.cpus_per_client, self._settings.gpus_per_client
+            raise places.no_place("client", number, cpus, gpus, limit)
+        self._warn(places.fewer("client", len(since), number, limit))
         places.end_actors(self._pool[index] for index in since)
         for index in since:
             self._pool[index] = sound[index % len(sound)]
@@ -185,10 +187,6 @@ class RayEngine(Engine):
         cpus, gpus = self._settings.cpus_per_client, self._settings.gpus_per_client
         return ray.remote(ClientWorker).options(num_cpus=cpus, num_gpus=gpus).remote()
 
-    def _no_place(self) -> EngineError:
-        cpus, gpus = self._settings.cpus_per_client, self._settings.gpus_per_client
-        return places.no_place("client", self._clients, cpus, gpus)
-
     def run(self, built: BuiltRun, ledger: Ledger, point: str, observer: Observer) -> None:
         """Run attacks on actors of their own while the clients' actors train."""
         runner = AttackRunner(built, point)
@@ -196,7 +194,7 @@ class RayEngine(Engine):
             built.scenario.training.clients,
             self._pool,
             self._new_client,
-            self._no_place,
+            self._settings,
             lambda text: observer("caution", text=text),
         )
         executor = RayExecutor(runner, self._attackers, self._attack_pool, observer)

@@ -11,9 +11,6 @@ from ray.exceptions import OutOfMemoryError, RayError
 
 from fedsim.errors import EngineError
 
-PLACE = 60.0
-"""Seconds after which a run ends if Ray has no place for any of its client or attack workers."""
-
 SETTLES = 0.5
 """Seconds within which an actor gets a worker if there is a place for it."""
 
@@ -48,7 +45,7 @@ def end_actors(actors: Iterable[Any]) -> None:
             ray.kill(actor)
 
 
-def no_place(what: str, number: int, cpus: float, gpus: float) -> EngineError:
+def no_place(what: str, number: int, cpus: float, gpus: float, waited: float) -> EngineError:
     """The error that ends a run none of whose workers has a place.
 
     Args:
@@ -56,21 +53,22 @@ def no_place(what: str, number: int, cpus: float, gpus: float) -> EngineError:
         number: How many workers there should be.
         cpus: CPUs of each.
         gpus: GPUs of each.
+        waited: Seconds for which there has been no place.
     """
     free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     left = in_words(free.get("CPU", 0), free.get("GPU", 0))
     return EngineError(
-        f"Ray has had no place for any of {number} {what} workers for {PLACE:g} s. Each needs "
+        f"Ray has had no place for any of {number} {what} workers for {waited:g} s. Each needs "
         f"{in_words(cpus, gpus)}; nodes left: {nodes_in_words()}, with {left} free. Start a node "
         "(ray start --address=...), or continue with --resume and fewer workers "
-        "(--set engine.workers=...)"
+        "(--set engine.workers=...) or more patience (--set engine.place_timeout=...)"
     )
 
 
-def fewer(what: str, lacking: int, number: int) -> str:
+def fewer(what: str, lacking: int, number: int, waited: float) -> str:
     """The warning that some workers have no place, while others have one."""
     return (
-        f"Ray has had no place for {lacking} of {number} {what} workers for {PLACE:g} s: "
+        f"Ray has had no place for {lacking} of {number} {what} workers for {waited:g} s: "
         f"the run goes on with the others. Nodes: {nodes_in_words()}"
     )
 
