@@ -107,7 +107,7 @@ def reproduce(
     interrupted = False
     problems: dict[str, dict[str, str]] = {figure.id: {} for figure in chosen}
     for figure in chosen:
-        if figure.words("needs"):
+        if execute and figure.words("needs"):
             text = f"{figure.id} needs {figure.words('needs')}"
             console.print(text, markup=False, highlight=False, style="dim")
     try:
