@@ -8,7 +8,13 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import nn
 
-from adversaries.inputs.input_matching import POOLED, SENT, TRAINED, InputMatching
+from adversaries.inputs.input_matching import (
+    POOLED,
+    SENT,
+    TRAINED,
+    InputMatching,
+    known_statistics,
+)
 from adversaries.inputs.known_features import KnownBatch
 from adversaries.inputs.known_features.solve import solve_inputs
 from fedsim import (
@@ -30,6 +36,7 @@ from fedsim.gradients import (
     Rules,
     compiled,
     minimise,
+    settle_scale,
 )
 
 RELATIVE = {"float64": 1e-9, "float32": 5e-9}
@@ -70,6 +77,10 @@ class DLG(InputMatching):
     tanh, no ReLU or max-pooling for good results) and the number of examples. Assumes that the
     gradient is the mean over one batch; after several local steps it is matched as if the whole
     were one batch at the initial weights, an approximation that gets worse with every step.
+
+    Batch normalisation behind the first layer makes the gradient the same at every scale of the
+    inputs. The claimed inputs then have the scale of the batch's variance where `BUFFERS` is
+    granted, and otherwise the largest one within the input range (`fedsim.gradients.scale`).
 
     Claims one float32 tensor of `spec.input_shape` for each example, not clamped to the input
     range, and its label. The order of the examples is unknown.
@@ -190,7 +201,7 @@ class DLG(InputMatching):
             )
             for scale in problem.scales
         ]
-        return minimise(
+        found = minimise(
             compiled(problem, jobs[0]),
             lambda victim: problem.start(victim, jobs[victim].rng),
             jobs,
@@ -201,6 +212,8 @@ class DLG(InputMatching):
             restarts=Restarts(self.restarts),
             blocks=problem.blocks() if self.batch_rule == "cyclic" else None,
         )
+        settle_scale(problem, found, [known_statistics(one) for one in seen])
+        return found
 
     def notes(self, match: Match, seen: Observation) -> dict[str, Any]:
         """The number of restarts, and what hinders the match."""
@@ -229,6 +242,7 @@ class DLG(InputMatching):
         norms = [part for part in parts if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         if any(norm.training for norm in norms):
             found.append(
-                "the model normalises by batch statistics, which the dummy batch has to hit as well"
+                "the model normalises by batch statistics, which the dummy batch has to hit as "
+                "well; where they follow the first layer, no gradient tells how bright an image is"
             )
         return found

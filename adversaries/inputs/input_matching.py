@@ -11,7 +11,15 @@ from torch import Tensor
 from adversaries.inputs.known_features import KnownBatch
 from fedsim import Knowledge, Observation, Reconstruction, Requirement, VictimModel
 from fedsim.adversary import Adversary, Job, Source
-from fedsim.gradients import Comparison, Match, Problem, in_groups, kept_values, local_steps
+from fedsim.gradients import (
+    Comparison,
+    Match,
+    Problem,
+    batch_statistics,
+    in_groups,
+    kept_values,
+    local_steps,
+)
 from fedsim.gradients.problem import unmatched_patterns
 
 SENT = (
@@ -183,6 +191,21 @@ class InputMatching(Adversary):
     def notes(self, match: Match, seen: Observation) -> dict[str, Any]:
         """Further diagnostics of a match."""
         return {}
+
+
+def known_statistics(seen: Observation) -> dict[str, tuple[Tensor, Tensor]]:
+    """The statistics of the victim's batch by BatchNorm layer, from the buffers after its one step.
+
+    Args:
+        seen: The observation.
+
+    Returns:
+        Mean and variance, as `batch_statistics` has them; empty if `BUFFERS` is not granted or
+        there were several steps.
+    """
+    if not (seen.buffers and (seen.exact or seen.steps == 1)):
+        return {}
+    return batch_statistics(seen.know(Knowledge.MODEL), seen.buffers)
 
 
 def weighs_classes(model: VictimModel) -> bool:

@@ -10,6 +10,7 @@ factored        gradients of many dummy sequences, as sums of outer products
 ghost           gradients of transformers that are fed embeddings, as sums of outer products
 terms           the part of a distance that parameters of one shape contribute
 statistics      batch statistics of BatchNorm layers, from running statistics
+scale           the scale of inputs, where their gradient is the same at every scale
 true_features   the true features of examples, and candidates, for metrics
 unrolled        the average gradient of several simulated local steps
 problem         gradient matching of inputs and labels as an objective
@@ -61,6 +62,7 @@ from fedsim.gradients.rank import (
     rounding,
     weight_rounding,
 )
+from fedsim.gradients.scale import settle_scale
 from fedsim.gradients.sequences import LabelBag, SequenceProblem, keep_labels
 from fedsim.gradients.statistics import StatisticsDistance, batch_statistics
 from fedsim.gradients.texts import TextDistance, TextMetric, nearest_tokens, norm_gap
@@ -123,6 +125,7 @@ __all__ = [
     "rank_above",
     "rank_of",
     "rounding",
+    "settle_scale",
     "squared_distance",
     "tied",
     "to_gradient",

@@ -7,7 +7,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversaries.inputs.input_matching import POOLED, SENT, TRAINED, InputMatching
+from adversaries.inputs.input_matching import (
+    POOLED,
+    SENT,
+    TRAINED,
+    InputMatching,
+    known_statistics,
+)
 from adversaries.inputs.inverting_gradients.objective import nearest_order, regularized
 from adversaries.inputs.known_features import KnownBatch
 from fedsim import ImageSpec, Knowledge, Observation, Requirement
@@ -18,7 +24,6 @@ from fedsim.gradients import (
     Problem,
     Restarts,
     Rules,
-    batch_statistics,
     compiled,
     minimise,
 )
@@ -171,9 +176,7 @@ class InvertingGradients(InputMatching):
 
     def _known(self, seen: Observation) -> dict[str, tuple[Tensor, Tensor]]:
         """The batch's statistics by layer; empty if they are not used."""
-        if not (self.statistics and seen.buffers and (seen.exact or seen.steps == 1)):
-            return {}
-        return batch_statistics(seen.know(Knowledge.MODEL), seen.buffers)
+        return known_statistics(seen) if self.statistics else {}
 
     def match(
         self,
