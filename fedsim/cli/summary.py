@@ -157,6 +157,9 @@ def _print_verdicts(
             _say(console, f"{label}: {said}: {_named(better)}")
         if few:
             _say(console, f"{label}: too few attacks to tell: {_named(few)}")
+        for badge in dict.fromkeys(one["badge"] for one in mine if one["kind"] == "unknown"):
+            where = _named([one["point"] for one in mine if one["badge"] == badge])
+            _say(console, f"{label}: {badge}: {where}")
     for one in verdict_rows:
         row, name = found[one["point"], one["label"]], f"{one['label']} at {one['point']}"
         if one["kind"] == "leaks" and one["metric"] != main[one["label"]]:

@@ -51,3 +51,16 @@ def log_results(report: Path) -> None:
             said = ". ".join(filter(None, (row["badge"], row["sentence"])))
             LOG.info("fedsim: %s: %s", row["label"], said)
     LOG.info("fedsim: the results are in %s", report)
+
+
+def log_left(folder: Path, number: int, watched: bool) -> None:
+    """Log how attacks that an interrupted training left are made.
+
+    Args:
+        folder: The run folder.
+        number: The number of the attacks.
+        watched: Whether the project has a model in place of a task.
+    """
+    given = "model" if watched else "task"
+    call = f'fedsim.attack("{folder}", adversaries, {given}={given})'
+    LOG.warning("fedsim: attacks that were not made: %d; %s makes them", number, call)

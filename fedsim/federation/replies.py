@@ -91,7 +91,9 @@ def read_update(
             steps = steps or training.local_steps
             count = training.batch_size * steps if "batch_size" in stated else count
         # BatchNorm's counters: integers that turn into floats when a strategy averages them.
-        floats = {k: v if v.is_floating_point() else v.float() for k, v in tensors.items()}
+        # Complex values stay, and are refused: a strategy cannot add them to those of others.
+        kept = {k: v.is_floating_point() or v.is_complex() for k, v in tensors.items()}
+        floats = {k: v if kept[k] else v.float() for k, v in tensors.items()}
         return Update(
             tensors={k: v for k, v in floats.items() if trained is None or k in trained},
             buffers={k: v for k, v in floats.items() if trained is not None and k not in trained},

@@ -22,7 +22,7 @@ from fedsim.attacking.campaign import Campaign, Clients
 from fedsim.diagnosis.diagnose import diagnose_end
 from fedsim.diagnosis.foreseen import caution
 from fedsim.errors import ClientError, FedsimError, ScenarioError
-from fedsim.federation.audit_log import audit_observer, log_results
+from fedsim.federation.audit_log import audit_observer, log_left, log_results
 from fedsim.federation.contents import only_record
 from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.identities import Identities
@@ -254,9 +254,12 @@ class HonestButCurious(Wrapper):
             result = super().start(*args, **settings)
         except BaseException:
             if self._owned and self._campaign is not None:
+                left = self.campaign.executor.pending
                 self.campaign.cancel()
                 with contextlib.suppress(FedsimError):
                     self._finish(self._campaign, interrupted=True)
+                if left:
+                    log_left(self._campaign.ledger.folder, left, self._project is not None)
             raise
         if self._owned and self._campaign is not None:
             self._finish(self._campaign)

@@ -7,6 +7,7 @@ is tokenised, by the victim's tokenizer. Special tokens are left out, the unknow
 """
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -98,11 +99,18 @@ def _matched(
     return tuple(assigned([[-similarity(ours, true) for ours in claims] for true in originals]))
 
 
+class _Words:
+    """Words in lower case; ROUGE's own tokenizer drops all letters beyond a to z."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return [word for word in re.split(r"[\W_]+", text.lower()) if word]
+
+
 @functools.cache
 def _scorer() -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=False)
+    return RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=_Words())
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -154,8 +154,9 @@ def interval(
     lowest, highest = how.range
     if how.kind == "yes/no" and min(values) >= 0 and max(values) <= 1:
         # Victims of one network that agree carry less information than victims of several.
-        alone = sum(w * w for w in counted) / sum(counted) ** 2
-        agreement = max(1.0, error**2 / (mean * (1 - mean) * alone)) if 0 < mean < 1 else 1.0
+        alone, agreement = sum(w * w for w in counted) / sum(counted) ** 2, 1.0
+        if clusters and 0 < mean < 1:
+            agreement = max(1.0, error**2 / (mean * (1 - mean) * alone))
         return _wilson(mean, 1 / alone / agreement, quantile if clusters else NORMAL)
     half = quantile * error
     if not math.isfinite(half):

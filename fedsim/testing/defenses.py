@@ -53,6 +53,11 @@ def defense_complaints(defense: Defense) -> list[str]:
         if not all(isinstance(one, Update) for one in first):
             found.append("protect does not return an Update: use update.replace(tensors=...)")
             continue
+        sent = first[0].tensors
+        if odd := [name for name, one in sent.items() if not isinstance(one, Tensor)]:
+            kind_of = type(sent[odd[0]]).__name__
+            found.append(f"'{odd[0]}' is {kind_of}, and no tensor: return torch tensors")
+            continue
         try:
             first[0].check(gradient)
         except Exception as error:

@@ -327,6 +327,8 @@ def protect(
         rest = {k: value for k, value in protected.tensors.items() if k not in chosen}
         changed = defense.protect(protected.replace(tensors=chosen), rng, state)
         _expect(defense, "protect returned", changed, Update)
+        for name, value in changed.tensors.items():
+            _expect(defense, f"tensors[{name!r}] is", value, Tensor)
         for name, value in state.items():
             _expect(defense, f"state[{name!r}] is", value, Tensor)
         protected = changed.replace(tensors={**rest, **changed.tensors})

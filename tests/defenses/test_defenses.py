@@ -289,6 +289,15 @@ class Unready(Defense):
         training.replace(lr=0.0)
 
 
+class Foreign(Defense):
+    """Returns arrays of numpy."""
+
+    name = "foreign"
+
+    def protect(self, update, rng, state):
+        return update.replace(tensors={k: v.numpy() for k, v in update.tensors.items()})
+
+
 @pytest.mark.parametrize(
     ("cls", "words"),
     [
@@ -303,6 +312,7 @@ class Unready(Defense):
         (Bare, ["other names or shapes"]),
         (Short, ["protect returns bfloat16, which Flower cannot send: end with .float()"]),
         (Nothing, ["does nothing"]),
+        (Foreign, ["is ndarray, and no tensor: return torch tensors"]),
         (Rough, ["shape", "leave the kind", "changes the update", "global generator", "same seed"]),
     ],
 )
@@ -317,6 +327,7 @@ def test_conformance_says_what_is_wrong(cls, words):
     [
         (Forgetful, "forgetful: protect returned NoneType, expected a value of type Update"),
         (Storing, r"storing: state\['rounds'\] is int, expected a value of type Tensor"),
+        (Foreign, r"foreign: tensors\['head.bias'\] is ndarray, expected a value of type Tensor"),
     ],
 )
 def test_what_protect_must_not_return_is_named(cls, words):

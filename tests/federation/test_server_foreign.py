@@ -12,11 +12,12 @@ from torch import nn
 
 from adversaries import IDLG, LLG, TokenLeak
 from defenses import GaussianNoise, Sign
-from fedsim import HonestButCurious, defend
+from fedsim import HonestButCurious, attack, defend
 from fedsim.attacking.audit import planned
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import ClientError, ScenarioError
 from fedsim.federation import client
+from fedsim.federation.audit_log import LOG
 from fedsim.federation.strategies import clients_of
 from fedsim.runs.ledger import Ledger
 from fedsim.tasks.images import Images
@@ -280,3 +281,30 @@ def test_where_no_batch_size_is_told_the_truth_is_as_large_as_the_update(tmp_pat
     assert {row["batch_size"] for row in found} == {"2"}
     asr = [float(row["value"]) for row in found if row["metric"] == "asr"]
     assert sum(asr) / len(asr) > 0.8
+
+
+def test_attacks_that_a_strategys_error_leaves_are_named_and_can_be_made(
+    tmp_path, monkeypatch, caplog
+):
+    class Failing(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            raise RuntimeError("the replies do not go together")
+
+    task, out = Images(clients=2, model="cnn", seed=5), tmp_path / "audit"
+    curious = HonestButCurious(
+        Failing(fraction_evaluate=0.0), [LLG()], task=task, out=out, training={"batch_size": 2}
+    )
+    monkeypatch.setattr(LOG, "propagate", True)
+    caplog.set_level("WARNING", LOG.name)
+    with pytest.raises(RuntimeError, match="do not go together"):
+        curious.start(
+            grid=InlineGrid(2, foreign_app(task, 0.05)),
+            initial_arrays=ArrayRecord(task.module().state_dict()),
+            num_rounds=1,
+            train_config=ConfigRecord({"lr": 0.05}),
+        )
+    call = f'fedsim.attack("{out}", adversaries, task=task)'
+    assert f"fedsim: attacks that were not made: 2; {call} makes them" in caplog.messages
+    assert not rows(out, empty=True)
+    attack(out, [LLG()], task=task)
+    assert {row["status"] for row in rows(out)} == {"ok"}

@@ -172,3 +172,13 @@ def test_a_foreign_reply_with_a_broken_number_of_examples_is_refused(reply):
     reply.content["metrics"] = MetricRecord({"num-examples": [1, 2]})
     with pytest.raises(UpdateRefused, match="num-examples"):
         read_update(reply, ConfigRecord(), Training())
+
+
+def test_a_foreign_reply_with_complex_weights_is_refused(reply):
+    del reply.content[client.UPDATE_KEY]
+    before = sent(reply)
+    name = next(iter(before))
+    reply.content["arrays"][name] = Array(np.ones(before[name].shape, np.complex64))
+    update = read_update(reply, ConfigRecord(), Training())
+    with pytest.raises(UpdateRefused, match="complex64, expected floating point"):
+        update.check(before)

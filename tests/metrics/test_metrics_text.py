@@ -6,11 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rouge_score.rouge_scorer import RougeScorer
 
 from fedsim.errors import PluginError
 from fedsim.metric import Measure, Metric
 from fedsim.metrics import BUILT_IN, METRICS, applicable, baselines, read
 from fedsim.metrics.text import TokenEdits
+from fedsim.metrics.text_pairs import rouge
 from fedsim.records import Reconstruction, Truth
 from fedsim.report.exhibits import marked
 from fedsim.spec import ImageSpec, TextSpec
@@ -82,6 +84,18 @@ def test_rouge_by_hand():
     assert score("rouge1", ALONE, **turned) == 1
     assert score("rouge2", ALONE, **turned) == 0
     assert score("rougeL", ALONE, **turned) == pytest.approx(1 / 5)
+
+
+def test_rouge_reads_words_of_any_alphabet():
+    for text in ("пароль от сети выдра", "για σένα", "für Zoë", "日本 語"):
+        assert rouge(text, text)[0] == rouge(text, text)[2] == 1
+    assert rouge("пароль от дома", "пароль от сети")[0] == pytest.approx(2 / 3)
+
+
+@given(st.text(st.characters(codec="ascii")), st.text(st.characters(codec="ascii")))
+def test_of_ascii_rouge_reads_the_words_that_rouge_score_does(ours, true):
+    known = RougeScorer(["rouge1", "rouge2", "rougeL"]).score(true, ours)
+    assert rouge(ours, true) == tuple(known[name].fmeasure for name in known)
 
 
 def test_the_authors_rouge_counts_the_frame_as_words():

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from fedsim.metric import Measure
 from fedsim.report.intervals import estimate, interval
@@ -43,6 +44,13 @@ def test_an_interval_ends_where_its_measure_does():
 
 def test_wilsons_interval_is_honest_where_all_agree():
     assert interval([1.0] * 20, YES) == pytest.approx((0.8389, 1.0), abs=1e-4)
+
+
+@pytest.mark.parametrize(("hits", "n"), [(1, 4), (5, 10), (9, 10), (45, 90)])
+def test_of_independent_answers_the_interval_is_wilsons(hits, n):
+    known = binomtest(hits, n).proportion_ci(method="wilson")
+    found = interval([1.0] * hits + [0.0] * (n - hits), YES)
+    assert found == pytest.approx((known.low, known.high), abs=1e-5)
 
 
 def test_a_cluster_counts_once_however_many_values_it_holds():

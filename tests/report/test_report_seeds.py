@@ -278,6 +278,19 @@ def test_the_terminal_says_where_an_adversary_beats_chance_without_a_verdict(tmp
     assert said[place + 1].endswith("sigma=0; sigma=1")
 
 
+def test_the_terminal_says_where_an_adversary_has_no_chance_level(tmp_path):
+    rows = [
+        row(1, client, point=point, baseline="", baseline_prior="")
+        for point in ("sigma=0", "sigma=1")
+        for client in range(20)
+    ]
+    console = Console(width=200, record=True)
+    print_summary(console, written(tmp_path, *rows, points=["sigma=0", "sigma=1"]))
+    said = console.export_text().splitlines()
+    place = said.index("llg: leaks at none of 2 points")
+    assert said[place + 1] == "llg: not known: no metric with a chance level: sigma=0; sigma=1"
+
+
 def test_the_terminal_reads_a_run_once(tmp_path, monkeypatch):
     folder, read = repeated(tmp_path / "run"), []
     monkeypatch.setattr(report, "open_folder", lambda path: read.append(path) or open_folder(path))
