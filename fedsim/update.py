@@ -96,7 +96,7 @@ class Update:
         if not all(0 <= value < LARGEST for value in settings) or self.momentum >= 1:
             raise UpdateRefused(
                 f"lr {self.lr}, momentum {self.momentum}, weight decay {self.weight_decay}; "
-                "expected none below 0, and a momentum below 1"
+                f"expected 0 or more, below {LARGEST:.0e}, and a momentum below 1"
             )
         if self.lr == 0:
             raise UpdateRefused("lr 0: nothing was trained")

@@ -48,6 +48,12 @@ def test_impossible_counts_are_refused(changes):
         update(**changes).check(BEFORE)
 
 
+@pytest.mark.parametrize("changes", [{"lr": 1e30}, {"lr": -0.1}, {"momentum": 1.0}])
+def test_a_refused_learning_rate_names_its_bounds(changes):
+    with pytest.raises(UpdateRefused, match=r"0 or more, below 1e\+15, and a momentum below 1"):
+        update(**changes).check(BEFORE)
+
+
 def test_a_missing_buffer_is_refused():
     with pytest.raises(UpdateRefused, match="'mean'"):
         update(buffers={}).check(BEFORE)

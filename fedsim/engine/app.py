@@ -27,6 +27,7 @@ from fedsim.runs.ledger import Ledger
 from fedsim.runs.lock import alone_in
 from fedsim.scenario import Scenario
 from fedsim.seeds import isolated
+from fedsim.sinks import Curves
 
 app = ServerApp()
 
@@ -66,7 +67,11 @@ def main(grid: Grid, context: Context) -> None:
             print(f"warning: {fields['text']}", flush=True)  # noqa: T201
         if event != "findings":
             ledger.event(event, **fields)
+        curves(event, **fields)
 
+    curves = Curves(
+        scenario.sinks, {"": scenario}, ledger.folder, lambda text: notify("caution", text=text)
+    )
     diagnose = functools.partial(diagnose_end, ledger.folder, scenario, notify, after=built)
     for caution in cautions:
         notify("caution", text=caution)
@@ -77,7 +82,13 @@ def main(grid: Grid, context: Context) -> None:
         isolated(scenario.seed, "simulation"),
     ):
         executor = InlineExecutor(AttackRunner(built))
-        federate.run(built, ledger, OrderedGrid(grid, nodes), executor, "", notify)
+        notify("point", point="", rounds=scenario.training.rounds)
+        try:
+            federate.run(built, ledger, OrderedGrid(grid, nodes), executor, "", notify)
+        except BaseException as error:
+            notify("ended", status="interrupted", reason=f"{type(error).__name__}: {error}")
+            raise
+        notify("ended", status="finished", failed={})
     for row in summary(ledger.folder):
         print(f"{row['label']}: {row['sentence']}", flush=True)  # noqa: T201
     print(f"report: {ledger.folder.resolve() / 'report.html'}", flush=True)  # noqa: T201

@@ -45,6 +45,13 @@ def check_attackable(
     ]
     if empty:
         record = prepared[0][1].scenario.record
+        if record.keep != "nothing" and not ledger.last_round(empty[0]):
+            raise RunFolderError(
+                f"{ledger.folder} has no recording{' of point ' * any(empty)}{empty[0]}: no round "
+                f"of it has ended. fedsim run {ledger.folder} --resume goes on with it"
+                + ", and --points attacks other points alone"
+                * any(empty)
+            )
         raise RunFolderError(
             f"{ledger.folder} has no recording{' of point ' * any(empty)}{empty[0]}: the run kept "
             f'nothing (record.keep = "{record.keep}", record.max_bytes = {record.max_bytes}). Run '

@@ -223,9 +223,9 @@ def _blank(rows: "pd.DataFrame") -> bool:
 
 
 def _usual(texts: "pd.Series") -> str:
-    """The most frequent text, in one line."""
+    """The most frequent text, in one line, without its full stop."""
     usual = Counter(line for line in map(_line, texts) if line).most_common(1)
-    text = usual[0][0] if usual else "unknown"
+    text = usual[0][0].removesuffix(".") if usual else "unknown"
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
@@ -309,10 +309,10 @@ def _reason(row: Mapping[Any, Any], where: str, verdict: Verdict | None, advice:
         begins = f"In {where}" if verdict else f"In {where} it is expected to leak"
         text = f"{begins}: {row['seen']}"
         if not row["layers"] and row["unknown"]:
-            return Reason(
-                f'{text}; updates were not recorded, and with record.keep = "attacked" '
-                f"{row['unknown'].replace(' ', ', ')} could be measured"
-            )
+            more = f"{row['unknown'].replace(' ', ', ')} could be measured"
+            more = f', and with record.keep = "attacked" {more}'
+            more *= row["found"] != "failed"  # the update may be refused, which no setting keeps
+            return Reason(f"{text}; updates were not recorded{more}")
         return Reason(text, advice if verdict and not reached and _scored(row) else "")
     if reached:
         return Reason(f"In {where} in spite of {row['seen']}: as a rule it needs {row['needs']}")

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from support.tiny import rows, scenario
@@ -23,6 +24,7 @@ from fedsim.plugin import find, names
 from fedsim.report import verdicts
 from fedsim.report.diagnosis import explain
 from fedsim.runs.recording import Recording
+from fedsim.scenario import Scenario
 
 LARGE = {"training.batch_size": [1, 30]}
 
@@ -124,6 +126,15 @@ def test_without_a_recording_the_scenario_is_judged_and_the_rest_is_named(tmp_pa
     assert "updates were not recorded, and with record.keep" in said.reasons[0].text
     assert "label_share" in said.reasons[0].text
     assert 'record.keep = "attacked"' in html.unescape((tmp_path / "run/report.html").read_text())
+
+
+def test_the_page_shows_what_its_commands_print(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text(encoding="utf-8")
+    plans = [{"name": name} for name in ("llg", "rlg", "idlg")]
+    table = Scenario.load("first-rounds", ["training.batch_size=4"]).to_dict()
+    simulate(Scenario.parse({**table, "adversaries": plans}), tmp_path / "run")
+    shown = page.split("```text\n")[1].split("\n```")[0].splitlines()
+    assert shown[:3] == [str(one) for one in explain(tmp_path / "run")]
 
 
 def test_labels_that_leak_are_never_called_nothing(tmp_path):

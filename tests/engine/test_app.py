@@ -36,6 +36,18 @@ def test_the_app_runs_the_scenario_of_its_run_config(tmp_path, capsys):
     assert rows(tmp_path / "app", "utility.csv") == rows(tmp_path / "run", "utility.csv")
 
 
+@pytest.mark.filterwarnings("ignore")  # of tensorboard
+def test_the_app_writes_curves_to_the_sinks_of_the_scenario(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run, overrides = tmp_path / "run", f"{OVERRIDES} sinks.tensorboard={{}}"
+    serve(2, scenario="first-rounds", overrides=overrides, out=str(run))
+    events = accumulator.EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert {"utility/accuracy", "leakage/llg/asr"} <= set(events.Tags()["scalars"])
+    found = [float(one["value"]) for one in rows(run, "utility.csv") if one["metric"] == "accuracy"]
+    assert [one.value for one in events.Scalars("utility/accuracy")] == pytest.approx(found)
+
+
 class Arriving:
     """A grid whose nodes connect one after the other."""
 

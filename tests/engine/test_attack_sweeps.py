@@ -6,6 +6,7 @@ from support.tiny import rows, scenario, timeless
 from fedsim.engine.attack import attack
 from fedsim.engine.request import changed, changes_of
 from fedsim.engine.simulate import simulate
+from fedsim.errors import RunFolderError
 
 pytestmark = pytest.mark.usefixtures("unreported")
 
@@ -34,6 +35,13 @@ def test_points_keep_their_swept_values(sweep, tmp_path):
     granted = {row["granted"] for row in rows(tmp_path / "later") if row["label"] == "idlg"}
     assert len(granted) == 1
     assert "AUXILIARY" in granted.pop()
+
+
+def test_a_point_that_was_not_run_is_no_point_whose_updates_were_not_kept(tmp_path):
+    simulate(swept(VARIANTS), tmp_path / "run", points=["adversaries.0.variant=llg"])
+    with pytest.raises(RunFolderError, match=r"variant=llg\+: no round of it has ended.*--points"):
+        attack(tmp_path / "run")
+    attack(tmp_path / "run", points=["adversaries.0.variant=llg"])
 
 
 def test_attacks_of_repetitions_draw_anew_from_a_seed_of_their_own():

@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import FedAvg
 from support.tiny import rows
 
 from adversaries import LLG
+from defenses import TopK
 from fedsim import HonestButCurious, defend
 from fedsim.engine.inline import InlineGrid
 from fedsim.errors import EngineError
@@ -28,10 +29,10 @@ OLD, NEW = 52, 7
 """Ids of the node of client 2, before and after its restart."""
 
 
-def app(*mods):
+def app(*mods, defenses=()):
     made = ClientApp()
 
-    @made.train(mods=[*mods, defend()])
+    @made.train(mods=[*mods, defend(*defenses, seed=3)])
     def train(message, context):
         module = TASK.module().train()
         module.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -111,6 +112,21 @@ def test_a_node_that_was_started_anew_is_its_client_again(tmp_path):
     assert found.pop((2, 2)) == ("failed", "ClientError: Node Unavailable")
     assert {*found.values()} == {("ok", "")}
     assert [client for round, client in found if round == 3] == [0, 1, 2]
+
+
+def test_under_a_defense_that_remembers_a_node_that_was_started_anew_stays_out(tmp_path):
+    def anew(message, context, call_next):
+        round = message.content["config"]["server-round"]
+        if (round, context.node_config["partition-id"]) == (3, 2):
+            context.state.clear()
+        return call_next(message, context)
+
+    grid = SuperLink(app(anew, defenses=[TopK(k=0.5, error_feedback=True)]))
+    found = audited(tmp_path / "audit", grid, rounds=5)
+    assert {key for key, (status, _) in found.items() if status == "failed"} == {
+        (round, 2) for round in (2, 3, 4, 5)
+    }
+    assert "remembers 0 of the 1 rounds" in found[3, 2][1]
 
 
 def test_a_new_node_is_not_taken_for_a_client_whose_node_is_still_listed(tmp_path):

@@ -45,6 +45,7 @@ def test_one_page_compares_the_runs_on_the_same_axes(runs):
     assert "training.rounds 5 9" in text
     assert "training.clients" not in text
     assert "second: defenses.0.sigma=0.1" in text
+    assert "utility after the last round that both have" in text
     assert "+10.0 points" in text
     page = path.read_text(encoding="utf-8")
     (figure,) = json.loads(page.split('id="figures">')[1].split("</script>")[0])

@@ -88,6 +88,7 @@ def test_only_an_attack_that_makes_iterations_is_told_to_make_more(tmp_path, ite
     ("more", "words"),
     [
         ({"status": "failed", "error": "RuntimeError: two\nlines"}, "failed: RuntimeError: two l"),
+        ({"status": "failed", "error": "its node is lost."}, "failed: its node is lost. In"),
         ({"status": "timeout", "error": "over 60 s"}, "ran out of time: over 60 s. In"),
         ({"status": "unverified", "error": "misfit: Adam"}, "is unverified: misfit: Adam. In"),
         ({"value": "", "truth": "absent", "checked": "not checked: the client revealed nothing"},
@@ -101,6 +102,18 @@ def test_an_attack_without_a_score_found_not_nothing(tmp_path, more, words):
     )
     assert said(folder).startswith(f"llg {words}")
     assert "nothing" not in said(folder).replace("revealed nothing", "")
+
+
+@pytest.mark.parametrize(("status", "advised"), [("ok", True), ("failed", False)])
+def test_no_setting_records_an_update_that_was_refused(tmp_path, status, advised):
+    rows = [row(n, 1, status=status, value=1.0 if advised else "") for n in range(1, 5)]
+    more = {"expected": "leaks", "layers": "", "unknown": "noise"}
+    found = {"ok": "leaks"}.get(status, status)
+    folder = measured(
+        written(tmp_path, *rows), *(reason(n, found=found, **more) for n in range(1, 5))
+    )
+    assert "updates were not recorded" in said(folder)
+    assert ("record.keep" in said(folder)) is advised
 
 
 def test_some_attacks_without_a_score_are_counted(tmp_path):
