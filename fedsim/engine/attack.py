@@ -115,7 +115,7 @@ def attack(  # noqa: PLR0913 - each argument is an option of the command
                 refuse_elsewhere(point)
             after = _built(point, adversaries, task, after, [*unknown, *observed])
             if not prepared:
-                ledger.same_data(after.task.fingerprint())
+                ledger.same_data(_fingerprint(scenario, after.task, given=task is not None))
             prepared.append((name, after))
         stated = "training.batch_size" not in unknown
         with contextlib.ExitStack() as stack:
@@ -228,6 +228,13 @@ def _built(
         raise ScenarioError("\n".join(wrong))
     built.task.num_examples(0)
     return as_stated(built, unknown)
+
+
+def _fingerprint(scenario: Scenario, task: Task, *, given: bool) -> str:
+    """That of the data of the scenario itself, as a run keeps it, which a point may replace."""
+    if given or not any(key.split(".")[0] == "task" for key in scenario.sweep):
+        return task.fingerprint()
+    return build(scenario).task.fingerprint()
 
 
 def _wanted(rounds: Set[int] | None, clients: Set[int] | None) -> Wanted:

@@ -1,8 +1,10 @@
 """An attack on a recorded sweep leaves what it does not change as it was at each point."""
 
 import pytest
+from support.image_sets import toy, written
 from support.tiny import rows, scenario, timeless
 
+from adversaries import IDLG
 from fedsim.engine.attack import attack
 from fedsim.engine.request import changed, changes_of
 from fedsim.engine.simulate import simulate
@@ -68,3 +70,12 @@ def test_an_attack_changes_swept_settings_that_it_states():
     for other in ({"name": "llg", "variant": "llg*"}, {"name": "idlg"}):
         assert settings(other) == [[other], [other]]
     assert settings() == [[], []]
+
+
+def test_points_with_other_data_than_the_scenario_itself_are_attacked(tmp_path):
+    paths = [str(written(tmp_path, name, **toy()) / f"{name}.npz") for name in ("one", "two")]
+    simulate(swept({"task.data": paths}), tmp_path / "run")
+    attack(tmp_path / "run", [IDLG()])
+    found = [row for row in rows(tmp_path / "run") if row["adversary"] == "idlg"]
+    assert {row["status"] for row in found} == {"ok"}
+    assert len({row["point"] for row in found}) == 2
