@@ -50,13 +50,13 @@ def test_a_determined_scale_is_not_touched():
 
 
 @pytest.mark.parametrize(
-    ("input_range", "factor"), [((-1.0, 2.0), 2.0), ((0.0, 0.25), 0.25), (None, 3.0)]
+    ("input_range", "factor"), [((-1.0, 2.0), 2.0), ((0.0, 0.25), 0.25), (None, 30.0)]
 )
 def test_inputs_fill_their_range(input_range, factor):
-    found, truth = settled(SIGMOIDS, factor=3.0, input_range=input_range)
+    found, truth = settled(SIGMOIDS, factor=30.0, input_range=input_range)
     assert torch.allclose(found, factor * truth)
 
 
 def test_the_batch_s_variance_comes_before_the_range():
-    found, truth = settled(SIGMOIDS, factor=3.0, informed=True, input_range=(0.0, 0.25))
+    found, truth = settled(SIGMOIDS, factor=30.0, informed=True, input_range=(0.0, 0.25))
     assert torch.allclose(found, truth, atol=1e-4)
