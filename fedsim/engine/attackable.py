@@ -49,8 +49,7 @@ def check_attackable(
             raise RunFolderError(
                 f"{ledger.folder} has no recording{' of point ' * any(empty)}{empty[0]}: no round "
                 f"of it has ended. fedsim run {ledger.folder} --resume goes on with it"
-                + ", and --points attacks other points alone"
-                * any(empty)
+                f"{', and --points attacks other points alone' * any(empty)}"
             )
         raise RunFolderError(
             f"{ledger.folder} has no recording{' of point ' * any(empty)}{empty[0]}: the run kept "

@@ -30,9 +30,9 @@ def settle_scale(
 ) -> None:
     """Scale the inputs of matches, in place, where the gradient does not determine their scale.
 
-    The first normalisation layer's batch variance gives the scale, where it is known. Otherwise it
-    is the largest one within the task's input range: bright pixels of images are as bright as can
-    be. Where neither is known, inputs stay as they are.
+    Inputs are multiplied so that the variance of the first normalisation layer's input equals that
+    of the victim's batch, if it is known. Otherwise their largest value becomes the upper end of
+    the task's input range, such as 1 for images. Without a range, they are not changed.
 
     Args:
         problem: The matching.
