@@ -7,6 +7,7 @@ thread. Rounds of all defenses take turns, and the fastest counts, so that a bus
 alike. Start-up (loading libraries, the first round) is left out.
 """
 
+import argparse
 import time
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -54,6 +55,7 @@ def update(scenario: Scenario, grid: InlineGrid, arrays: ArrayRecord, round: int
 
 def main() -> None:
     """Print the table."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     found: dict[str, dict[str, float]] = {}
     with quiet(), one_thread():
         for algorithm in WAYS:

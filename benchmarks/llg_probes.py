@@ -9,6 +9,8 @@ machine slows both alike. "All" differentiates by every parameter, as the shared
 "head" by the head's weight alone, the least that autograd can do.
 """
 
+import argparse
+
 import torch
 from timing import fastest
 from torch import Tensor
@@ -81,6 +83,7 @@ def plain(seen: Observation, attack: LLG, names: list[str]) -> tuple[float, Tens
 
 def main() -> None:
     """Print the table."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     print("| Attack | Probes | B | fedsim, ms | all, ms | ratio | head, ms | ratio |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     with one_thread():

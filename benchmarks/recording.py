@@ -8,6 +8,7 @@ batch 32, 5 steps). Both ways take turns, and which comes first alternates. Each
 a ratio of their median rounds; the median over pairs is printed with its 95 % bootstrap interval.
 """
 
+import argparse
 import tempfile
 import time
 from itertools import pairwise
@@ -54,6 +55,7 @@ def seconds(case: dict[str, object], keep: str, rounds: int) -> tuple[float, int
 
 def main() -> None:
     """Print the ratios."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
     for name, case in CASES.items():
         took: dict[str, list[float]] = {"nothing": [], "all": []}
         size = 0

@@ -7,11 +7,11 @@ Two adversaries attack 20 clients in each round, and the attacks of one have pic
 the first opening. Needs chromium, chromedriver and selenium.
 """
 
+import argparse
 import csv
 import random
 import shutil
 import struct
-import sys
 import tempfile
 import time
 import zlib
@@ -93,7 +93,9 @@ def opening(page: Path) -> list[float]:
 
 def main() -> None:
     """Print the three numbers."""
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("rows", nargs="?", type=int, default=100_000)
+    rows = parser.parse_args().rows
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), rows)
         start = time.perf_counter()

@@ -7,7 +7,7 @@ rounds, with one example each. `constant` names the same label in every round, `
 is right so often, and else names any label.
 """
 
-import sys
+import argparse
 
 import numpy as np
 import pandas as pd
@@ -51,7 +51,9 @@ def leaks(trials: int, clients: int, classes: int, attack: str | float) -> float
 
 def main() -> None:
     """Print a table for each number of classes."""
-    trials = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("trials", nargs="?", type=int, default=200)
+    trials = parser.parse_args().trials
     for classes in (10, 2):
         print(f"{classes} classes: share of {trials} runs with the verdict 'leaks'")
         print("attack".ljust(10), *(f"{n:>3} client{'s' * (n > 1)}".rjust(11) for n in CLIENTS))

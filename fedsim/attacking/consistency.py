@@ -169,6 +169,10 @@ def _incomparable(kept: _Recorded, module: nn.Module) -> str:
         return f"the model drops out at random on {kept.seen.device}, which cannot be repeated"
     names = [name for name, one in module.named_parameters() if one.requires_grad]
     shared = [name for name in names if name in kept.after and name in kept.before]
+    for name in shared:
+        for one in (kept.before[name], kept.after[name]):
+            if not one.is_floating_point():
+                return f"the array {name} has no floating-point numbers ({one.dtype})"
     changes = {name: kept.change(name) for name in shared}
     compared = [one for name, one in changes.items() if one > RESOLVED * kept.rounding(name)]
     # Biases alone would be too few: with a label of each class, theirs is the same for any labels.

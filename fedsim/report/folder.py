@@ -176,7 +176,7 @@ def _unfinished(run_dir: Path, training: object, utility: "pd.DataFrame") -> lis
     last = last[~last.index.isin(set(ended["point"]) if len(ended) else set()) & (last < rounds)]
     return [
         f"{f'Point {shown(str(point))}' if point else 'The run'} is unfinished: it ended round "
-        f"{reached:.0f} of {rounds}. Continue with `fedsim run --resume`."
+        f"{reached:.0f} of {rounds}. `fedsim run --resume` continues it, or says why it fails."
         for point, reached in last.items()
     ]
 

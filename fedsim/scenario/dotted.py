@@ -70,7 +70,7 @@ def assign(table: dict[str, Any], key: str, value: Any) -> None:
 def list_first(key: str) -> str:
     """How to state the entries of a list that a key such as `defenses.0.sigma` found empty."""
     where, setting, *_ = [*re.split(r"\.\d+\.?", key, maxsplit=1), ""]
-    entry = f"{setting} = ..." if setting and "." not in setting else "..."
+    entry = f"{setting} = ..." if setting not in ("", "name") and "." not in setting else "..."
     return f'State its entries first: {where} = [{{name = "...", {entry}}}]'
 
 

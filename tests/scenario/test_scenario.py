@@ -85,6 +85,7 @@ def test_set_takes_values_as_in_toml_and_bare_words(override, read, value):
         ("=3", "expected key=value"),
         ("training.lrr=1", "Did you mean 'lr'"),
         ("defenses.0.sigma=1", r"State its entries first: defenses = \[\{name = \"...\", sigma"),
+        ("defenses.0.name=sign", r"first: defenses = \[\{name = \"...\", \.\.\.\}\]"),
         ("adversaries.7.victims=1", "no position in a list of 2"),
         ("adversaries.x.victims=1", "no position in a list of 2"),
         ("adversaries.-1.victims=1", "no position in a list of 2"),
