@@ -228,7 +228,7 @@ class Scorer:
         values: dict[str, float | None] = {}
         try:
             fields = adversary.fills()
-        except Exception as reason:
+        except (Exception, SystemExit) as reason:
             fields = adversary.recovers
             if status == "ok":
                 status, error = "failed", f"fills() raised {type(reason).__name__}: {reason}"
@@ -240,7 +240,7 @@ class Scorer:
             truth = self._scored(attack, truth)
             if "features" in fields and sum(steps) == 1:
                 truth = self._with_features(truth, interception)
-        except Exception as reason:
+        except (Exception, SystemExit) as reason:
             if status == "ok":
                 status = "failed"
                 error = f"its truth cannot be re-derived: {type(reason).__name__}: {reason}"
@@ -254,7 +254,7 @@ class Scorer:
             try:
                 value = each.score(claimed, truth, self.task.spec)
                 values[each.name] = None if math.isnan(value) else value
-            except Exception as reason:
+            except (Exception, SystemExit) as reason:
                 why = f"{type(reason).__name__}: {reason}"
                 if type(each).__module__.startswith(metrics.__name__):
                     status, values = "failed", {}
@@ -274,7 +274,7 @@ class Scorer:
             try:
                 rendered = self.task.render(claimed, truth)
                 files = {f"{folder}/{name}": content for name, content in rendered.items()}
-            except Exception as reason:
+            except (Exception, SystemExit) as reason:
                 error = error or f"it cannot be shown: {type(reason).__name__}: {reason}"
         shown = [path for path in files if path.startswith(f"{folder}/reconstruction")] or [*files]
         artifact = folder if len(shown) > 1 else "".join(shown)
@@ -282,7 +282,7 @@ class Scorer:
             try:
                 tensors = to_bytes(claimed)
                 files = {f"{folder}/{TENSORS}": tensors} | files if tensors else files
-            except Exception as reason:
+            except (Exception, SystemExit) as reason:
                 why = f"{type(reason).__name__}: {reason}"
                 error = error or f"its tensors cannot be kept: {why}"
         rows = []
@@ -295,7 +295,7 @@ class Scorer:
             try:
                 if known and metric is not None and not self._is_hidden(metric, truth):
                     chance, informed = self._baselines(metric, truth, attack, guess)
-            except Exception as reason:
+            except (Exception, SystemExit) as reason:
                 error = error or f"no baseline: {type(reason).__name__}: {reason}"
             rows.append(
                 Finding(

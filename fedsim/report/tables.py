@@ -46,9 +46,10 @@ def replication(every: Sequence[Series]) -> str:
             f"Means over {len(most)} seeds ({_range(most)}). An interval over seeds takes at least "
             f"{FEWEST}."
         )
+    each = " each" if len({seed for one in every for seed in seeds(one)}) > 1 else ""
     return (
-        "One seed, so there is no interval over seeds; fedsim run with --seeds 3 repeats the "
-        "scenario."
+        f"One seed{each}, so there is no interval over seeds; fedsim run with --seeds 3 repeats "
+        "the scenario."
     )
 
 

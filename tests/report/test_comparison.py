@@ -79,6 +79,8 @@ def test_a_point_without_a_namesake_names_the_one_that_it_is_compared_with(runs,
 def test_runs_without_a_common_seed_have_no_difference(runs, tmp_path):
     other = repeated(tmp_path / "other", seeds=(1, 2, 3))
     assert "no seed or no examples in common" in words(compare([runs[0], other]))
+    each = [repeated(tmp_path / f"of-{seed}", seeds=(seed,)) for seed in (1, 2)]
+    assert "One seed each, so there is no interval over seeds" in words(compare(each))
 
 
 def test_runs_of_other_examples_are_not_subtracted(runs):

@@ -63,6 +63,14 @@ class Raising(Of):
     def compute(self, claimed, truth, spec):
         return 1 / 0
 
+class Exiting(Raising):
+    """Ends its process."""
+
+    name = "exiting"
+
+    def compute(self, claimed, truth, spec):
+        raise SystemExit(3)
+
 class Nothing(Raising):
     """Returns nothing."""
 
@@ -98,7 +106,7 @@ def test_a_class_that_would_do_nothing_is_refused(tmp_path, table, said):
     assert f"{module}:" in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["Raising", "Nothing"])
+@pytest.mark.parametrize("name", ["Raising", "Exiting", "Nothing"])
 def test_a_metric_that_raises_costs_no_other_value(tmp_path, name):
     module = fresh()
     text = f'''
