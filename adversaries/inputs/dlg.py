@@ -243,6 +243,7 @@ class DLG(InputMatching):
         if any(norm.training for norm in norms):
             found.append(
                 "the model normalises by batch statistics, which the dummy batch has to hit as "
-                "well; where they follow the first layer, no gradient tells how bright an image is"
+                "well. If they follow the first layer, no gradient tells how bright an image is: "
+                "that comes from the running statistics if BUFFERS is granted, or else is assumed"
             )
         return found
