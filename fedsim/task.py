@@ -231,8 +231,19 @@ class Task(Plugin, ABC):
         """
 
     def module(self) -> nn.Module:
-        """A new model with the run's initial weights, which are the same in every process."""
-        return copy.deepcopy(self._initial)
+        """A new model with the run's initial weights, which are the same in every process.
+
+        Raises:
+            PluginError: The model cannot be copied.
+        """
+        try:
+            return copy.deepcopy(self._initial)
+        except RuntimeError as error:
+            why = str(error).partition(". ")[0]
+            raise PluginError(
+                f"the model of task '{self.name}' cannot be copied: {why}. That is so of the "
+                "deprecated torch.nn.utils.weight_norm; use torch.nn.utils.parametrizations"
+            ) from error
 
     @functools.cached_property
     def _initial(self) -> nn.Module:
@@ -270,7 +281,7 @@ class Task(Plugin, ABC):
                 f"the loss of task '{self.name}' is a bound method: adversaries get it with the "
                 "model, and would reach the task and its truth through it. Make it a function"
             )
-        module = copy.deepcopy(self._initial).train()
+        module = self.module().train()
         load_arrays(module, arrays)
         return VictimModel(
             module,

@@ -210,13 +210,9 @@ class AttackRunner:
 
     @contextmanager
     def _differentiable(self) -> Iterator[None]:
-        """Enable gradients, and attention without fused kernels, which have no second derivative.
-
-        Models of other Flower projects alone may use such kernels.
-        """
-        revealed = isinstance(self.task, Revealed)
+        """Enable gradients, and attention without kernels that have no second derivative."""
         with (
-            sdpa_kernel(SDPBackend.MATH) if revealed else nullcontext(),
+            sdpa_kernel(SDPBackend.MATH),
             torch.inference_mode(mode=False),
             torch.enable_grad(),
         ):

@@ -1,7 +1,7 @@
 """How many input values of an update its gradient leaves open, by counting."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,22 +120,32 @@ def cuts(model: VictimModel, values: int) -> list[Cut]:
 
 def _cuts(model: VictimModel, inputs: Tensor, narrow: Mapping[str, int]) -> Iterator[Cut]:
     """Those of the layers at which nothing of the inputs passes by."""
-    parameters = model.parameters()
+    parameters, reached = model.parameters(), list[Tensor]()
+
+    def cut(_layer: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        reached.append(output)
+        # A clone: what follows may work in place, as ReLU often does, and no leaf allows that.
+        return output.detach().requires_grad_().clone()
+
     for name, width in narrow.items():
+        reached.clear()
         at = inputs.clone().requires_grad_()
-        handle = model.module.get_submodule(name).register_forward_hook(
-            # A clone: what follows may work in place, as ReLU often does, and no leaf allows that.
-            lambda _layer, _inputs, output: output.detach().requires_grad_().clone()
-        )
+        handle = model.module.get_submodule(name).register_forward_hook(cut)
         try:
             loss = _loss(model, at)
         finally:
             handle.remove()
-        wanted = [at, *parameters.values()]
-        by_inputs, *slopes = torch.autograd.grad(loss, wanted, allow_unused=True)
+        (by_inputs,) = torch.autograd.grad(loss, [at], allow_unused=True)
         if by_inputs is None:
-            below = (key for key, slope in zip(parameters, slopes, strict=True) if slope is None)
-            yield Cut(name, width, frozenset(below))
+            yield Cut(name, width, frozenset(_used(reached, parameters)))
+
+
+def _used(outputs: Sequence[Tensor], parameters: Mapping[str, Tensor]) -> Iterator[str]:
+    """Names of the parameters that outputs depend on; others may use them, too."""
+    total = torch.stack([one.sum() for one in outputs]).sum()
+    if total.requires_grad:
+        slopes = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        yield from (key for key, one in zip(parameters, slopes, strict=True) if one is not None)
 
 
 def _random(model: VictimModel) -> Tensor | None:

@@ -107,7 +107,7 @@ def l1_l2_distance(
     """
     total = squared_distance(ours, theirs, weights)
     for name, mine in ours.items():
-        gap = (dense(mine) - dense(theirs[name])).abs().flatten(1).sum(dim=1)
+        gap = _rows((dense(mine) - dense(theirs[name])).abs()).sum(dim=1)
         total = total + l1 * (weights or {}).get(name, 1.0) * gap
     return total
 
@@ -117,9 +117,14 @@ def dense(value: Tensor | Outer) -> Tensor:
     return value.dense if isinstance(value, Outer) else value
 
 
+def _rows(value: Tensor) -> Tensor:
+    """A parameter's R gradients as rows (R, n); of a single number they are (R,)."""
+    return value.reshape(len(value), -1)
+
+
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     """Inner products of rows, (R,)."""
-    return (a * b).flatten(1).sum(dim=1)
+    return _rows(a * b).sum(dim=1)
 
 
 def _inner(a: Tensor | Outer, b: Tensor | Outer) -> Tensor:
@@ -139,7 +144,7 @@ def _squared(mine: Tensor | Outer, theirs: Tensor | Outer) -> Tensor:
     ||d h' - d* h*'||^2 = |a d - |h*| d*|^2 + |d|^2 |f|^2.
     """
     if not (isinstance(mine, Outer) and isinstance(theirs, Outer)):
-        return (dense(mine) - dense(theirs)).square().flatten(1).sum(dim=1)
+        return _rows((dense(mine) - dense(theirs)).square()).sum(dim=1)
     length = theirs.right.norm(dim=1, keepdim=True)
     u = theirs.right / length
     a = _dot(mine.right, u)[:, None]

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import FileFinder
 from typing import Any, cast
@@ -78,7 +78,6 @@ class Call:
         adversary: The adversary, or what it is made from.
         arguments: Those of the method; of "attack", the observations.
         jobs: Resources of each attack.
-        plain_attention: Whether attention is computed without fused kernels.
         deterministic: Whether GPUs sum in a fixed order.
         dtype: The default dtype.
     """
@@ -87,7 +86,6 @@ class Call:
     adversary: Given
     arguments: tuple[Any, ...] = ()
     jobs: tuple[JobGiven, ...] = ()
-    plain_attention: bool = False
     deterministic: bool = True
     dtype: torch.dtype = torch.float32
 
@@ -139,8 +137,7 @@ def _answer(content: bytes) -> None:
         call: Call = pickle.loads(content)  # noqa: S301 - likewise, and behind the walls
         adversary = _made(call.adversary)
         if call.what == "attack":
-            plain = sdpa_kernel(SDPBackend.MATH) if call.plain_attention else nullcontext()
-            with plain:
+            with sdpa_kernel(SDPBackend.MATH):  # fused kernels have no second derivative
                 found = _attack(adversary, call)
             frames.send(CHANNEL, frames.RESULT, claims.to_bytes(found))
         elif call.what == "facts":

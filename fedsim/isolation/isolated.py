@@ -131,7 +131,6 @@ class IsolatedAdversary(Adversary):
             self._given,
             (tuple(seen),),
             tuple(_sent(job, self._memory_mb) for job in jobs),
-            plain_attention=not torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
             deterministic=seeds.is_deterministic(),
             dtype=torch.get_default_dtype(),
         )

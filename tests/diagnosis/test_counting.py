@@ -101,3 +101,23 @@ def test_activations_in_place_and_parts_without_features_are_counted_as_any_othe
     ]
     assert found[0] == found[1]
     assert {"narrow", "relu"} <= {cut.layer for cut in found[0]}
+
+
+class Tied(nn.Module):
+    """A weight that is used below its narrow outputs and, turned, above them."""
+
+    def __init__(self):
+        super().__init__()
+        self.narrow = nn.Linear(16, 4)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, inputs):
+        hidden = torch.tanh(self.narrow(inputs.flatten(1)))
+        return self.head(torch.tanh(hidden @ self.narrow.weight))
+
+
+def test_a_weight_that_is_used_on_both_sides_of_a_layer_counts_below_it():
+    spec = ImageSpec(classes=3, input_shape=(1, 4, 4))
+    victim = VictimModel(Tied(), head="head", loss=cross_entropy, spec=spec)
+    assert {cut.below for cut in cuts(victim, 16)} == {frozenset({"narrow.weight", "narrow.bias"})}
+    assert counted(victim, 2)["unknowns"] == 2 * (16 - 4) / (4 * 16 + 4)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedsim.gradients import head_gradient, squared_distance, to_gradient
+from fedsim.gradients.distances import cosine_distance, l1_l2_distance
 from fedsim.records import Update
 
 rates = st.floats(1e-4, 10.0)
@@ -170,3 +171,12 @@ def test_the_distance_is_a_sum_over_parameters_of_every_row():
     theirs = {name: torch.zeros_like(value) for name, value in ours.items()}
     assert squared_distance(ours, theirs).tolist() == [30, 9]
     assert squared_distance(ours, theirs, {"b": 2.0}).tolist() == [55, 18]
+
+
+def test_a_parameter_of_a_single_number_counts_as_a_row_of_one():
+    ours = {"w": torch.tensor([[3.0], [0.0]]), "scale": torch.tensor([4.0, 2.0])}
+    rows = {name: value.view(2, 1) for name, value in ours.items()}
+    theirs = {name: torch.ones_like(value) for name, value in ours.items()}
+    for distance in (squared_distance, cosine_distance, l1_l2_distance):
+        expected = distance(rows, {name: value.view(2, 1) for name, value in theirs.items()})
+        assert torch.equal(distance(ours, theirs), expected)

@@ -8,7 +8,7 @@ from support.own_code import beside, fresh
 from fedsim import load
 from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate
-from fedsim.errors import DataError, ScenarioError
+from fedsim.errors import DataError, PluginError, ScenarioError
 from fedsim.scenario import Scenario
 from fedsim.tasks.models import as_architecture
 
@@ -240,3 +240,19 @@ def test_settings_of_the_function_are_not_fedsims(tmp_path):
     assert (model.name, model.head, model.model_extra) == ("nets:make", "fc", {"width": 3})
     with pytest.raises(ScenarioError, match=r"task\.model\.head"):
         as_architecture({"name": "nets:make", "head": 3})
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
+def test_a_model_that_cannot_be_copied_is_refused_in_a_sentence(tmp_path):
+    module = fresh()
+    text = f'[task]\nname = "images"\ndata = "digits"\nmodel = "{module}:normed"\n'
+    net = """
+from torch import nn
+
+def normed(classes, shape):
+    first = nn.utils.weight_norm(nn.Linear(64, 8))
+    return nn.Sequential(nn.Flatten(), first, nn.Linear(8, classes))
+"""
+    run = Scenario.load(beside(tmp_path, text, **{module: net}))
+    with pytest.raises(PluginError, match=r"cannot be copied: .*; use torch.nn.utils.parametriz"):
+        preflight(run)
