@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsim.attacking.truths import content_of
 from fedsim.gradients import BLANK
 from fedsim.records import Reconstruction, Tokens, Truth
 from fedsim.spec import SpeechSpec
@@ -46,9 +47,9 @@ class Pool:
         Raises:
             NotImplementedError: No other client revealed an example.
         """
-        own = {_content(one) for one in truth.inputs or ()}
+        own = {content_of(one) for one in truth.inputs or ()}
         pool = [pair for c, held in sorted(self._held.items()) if c not in clients for pair in held]
-        pool = [pair for pair in pool if _content(pair[0]) not in own]
+        pool = [pair for pair in pool if content_of(pair[0]) not in own]
         others = [pair for pair in pool if pair[1] is not None]
         if not (others or (pool and not labelled)):
             raise NotImplementedError("no other client revealed an example with a label")
@@ -133,7 +134,3 @@ def guess_transcripts(
     sequences = list(torch.split(labels, sizes))
     text = [spec.spell(one.tolist()) for one in sequences]
     return claim_labels(labels, scores, sequences=sequences, text=text)
-
-
-def _content(one: Tensor) -> bytes:
-    return one.detach().cpu().contiguous().numpy().tobytes()

@@ -91,12 +91,7 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
     )
     if unsuited := list(adversary.unsuited(task.spec_type, task.name)):
         raise ScenarioError("\n".join(unsuited))
-    truth = Truth(labels=None if labels is None else torch.as_tensor(labels).reshape(-1))
-    if truth.labels is not None and not all(0 <= k < task.spec.classes for k in truth.labels):
-        raise ScenarioError(
-            f"labels: found {truth.labels.tolist()}; expected classes from 0 to "
-            f"{task.spec.classes - 1}"
-        )
+    truth = Truth(labels=None if labels is None else _known(labels, task.spec.classes))
     if not isinstance(update, Update):
         count = num_examples if truth.labels is None else len(truth.labels)
         update = Update(tensors=update, kind="gradient", num_examples=count)
@@ -143,3 +138,16 @@ def invert(  # noqa: PLR0913 - each argument is something that the attacker know
             )
             why = f"{error}{hint if len(shape) == 2 else ''}"
             raise ScenarioError(f"{adversary.name} cannot attack this: {why}") from error
+
+
+def _known(labels: Tensor | Sequence[int], classes: int) -> Tensor:
+    """Labels that were given, (N,) int64; raises `ScenarioError` if they are none."""
+    given = torch.as_tensor(labels)
+    found = given.reshape(-1).tolist()
+    several = given.shape[1:].numel() > 1  # such as one-hot rows
+    if several or not found or not all(label in range(classes) for label in found):
+        raise ScenarioError(
+            f"labels: found {given.tolist()!r:.200}; expected classes from 0 to {classes - 1}, one "
+            "for each example"
+        )
+    return given.reshape(-1).long()

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.attacking.probes import probes_of
-from fedsim.attacking.victims import most_victims, present_in, rounds_of, victims_of
+from fedsim.attacking.victims import most_together, present_in, rounds_of, victims_of
 from fedsim.errors import RunFolderError
 from fedsim.records import Interception, Update
 from fedsim.runs.recording import Recording
@@ -208,13 +208,13 @@ def expected_bytes(built: BuiltRun) -> int:
         return 0
     arrays = built.task.arrays(built.task.module())
     one = sum(value.numel() * value.element_size() for value in arrays.values())
-    plans = [(p, rounds_of(scenario, p), most_victims(scenario, p)) for p in plans_of(scenario)]
+    plans = [(plan, rounds_of(scenario, plan)) for plan in plans_of(scenario)]
     total = 0
     for round in range(1, training.rounds + 1):
-        attacked = max(victims if round in rounds else 0 for _, rounds, victims in plans)
+        attacked = most_together(scenario, [plan for plan, rounds in plans if round in rounds])
         most = training.per_round if scenario.keeps == "all" else attacked
         most = min(most, 1 if training.secure_aggregation else training.per_round)
-        probed = any(probes_of(scenario, plan, round) for plan, _, _ in plans)
+        probed = any(probes_of(scenario, plan, round) for plan, _ in plans)
         total += one * (most + 1) if most or probed else 0
     return total
 

@@ -62,4 +62,9 @@ def distinct(truth: Truth) -> Truth:
 def _hashed(value: Tensor | str) -> Any:
     if isinstance(value, str):
         return value
-    return tuple(value.shape), value.detach().cpu().contiguous().numpy().tobytes()
+    return tuple(value.shape), content_of(value)
+
+
+def content_of(value: Tensor) -> bytes:
+    """The bytes of a tensor's values, also of a dtype that NumPy lacks, such as bfloat16."""
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -83,6 +83,23 @@ def most_victims(scenario: Scenario, plan: AttackPlan) -> int:
     return min(len({*asked}) if isinstance(asked, list) else int(asked), updates)
 
 
+def most_together(scenario: Scenario, plans: Iterable[AttackPlan]) -> int:
+    """The largest number of updates that some adversaries attack in one round, each counted once.
+
+    Of clients that are ranked, those of one adversary are among those of the next; clients that are
+    named may be others.
+    """
+    named, ranked = set[int](), 0
+    for plan in plans:
+        victims = scenario.threat.victims if plan.victims is None else plan.victims
+        if isinstance(victims, list):
+            named.update(victims)
+        else:
+            ranked = max(ranked, most_victims(scenario, plan))
+    training = scenario.training
+    return min(ranked + len(named), 1 if training.secure_aggregation else training.per_round)
+
+
 def rounds_of(scenario: Scenario, plan: AttackPlan) -> Set[int]:
     """The rounds that an adversary attacks."""
     rounds = scenario.threat.rounds if plan.rounds is None else plan.rounds

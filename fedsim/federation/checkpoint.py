@@ -92,7 +92,7 @@ class Checkpoint:
                 taken_part = {int(k): int(n) for k, n in json.loads(meta["taken_part"]).items()}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 return cls(int(meta["round"]), meta["complete"] == "True", tensors, taken_part)
-        except (OSError, SafetensorError, KeyError, ValueError):
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError):
             return None
 
 

@@ -54,10 +54,10 @@ class Parts:
             place, parts = labels if labels is not None else next(iter(known), None), dict(batch)
         elif isinstance(batch, tuple | list):
             parts = dict(enumerate(batch))
-            place = labels if labels is not None else len(batch) - 1
+            usual = len(batch) - 1 if len(batch) == MOST_PARTS else None
+            place = labels if labels is not None else usual
             place = place % len(batch) if isinstance(place, int) and batch else place
             if labels is None and len(batch) > MOST_PARTS:
-                place = None
                 warnings.warn(
                     f"batches have {len(batch)} parts, and which of them are the labels cannot be "
                     "seen: name them by their index, such as reveal(loader, labels=1)",
@@ -100,7 +100,8 @@ class Parts:
 
 def _as_classes(labels: Any) -> Any:
     """Labels (B,) or (B, 1) of two classes as integers; anything else as it is."""
-    if isinstance(labels, Tensor) and labels.is_floating_point() and labels[:1].numel() == 1:
+    real = isinstance(labels, Tensor) and labels.is_floating_point()
+    if real and labels.dim() and labels[:1].numel() == 1:  # not of an example without a batch
         binary = bool(((labels == 0) | (labels == 1)).all())
         return labels.long() if binary else labels
     return labels

@@ -1,7 +1,7 @@
 """The writing half of the run folder. A process that is killed loses no finished row.
 
     scenario.toml  findings.csv  findings.parquet  utility.csv  metrics.json  points.csv  tape/
-    artifacts/  checkpoint/  report.html  log.jsonl  provenance.json
+    artifacts/  checkpoint/  report.html  log.jsonl  provenance.json  attacks.jsonl
 
 Rows are appended and synced during the run, those of utility before a checkpoint. `finish` sorts
 them, so that a run's table depends neither on which attack ended first nor on interruptions.
@@ -325,7 +325,7 @@ class Ledger:
             rows.sort(key=order_of)
             self._files.write("findings.csv", [[*row.values()] for row in rows])
             frame = read_csv(path, dtype=types, keep_default_na=False, na_values=_NA)
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError) as error:  # of an integer: 1.5, infinity
             raise RunFolderError(
                 f"{path} was changed and cannot be read: {error}. {PUT_BACK}"
             ) from error

@@ -66,7 +66,7 @@ def from_file(path: Path) -> Reconstruction:
     """
     try:
         stored = load(path.read_bytes())
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, KeyError) as error:  # KeyError: a dtype that torch lacks
         raise RunFolderError(f"{path} cannot be read: {error}") from error
     fields: dict[str, Any] = {name: _examples(stored, name) for name in EXAMPLES}
     fields |= {name: stored.get(name) for name in WHOLE}

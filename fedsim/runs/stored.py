@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save
@@ -69,7 +69,7 @@ class Stored(_Record):
 class Entry(_Record):
     """An update of a round; `files` is None if it was intercepted and not written."""
 
-    clients: tuple[int, ...]
+    clients: Annotated[tuple[int, ...], Field(min_length=1)]
     files: Stored | None = None
     kept: bool = False
     """Whether the files stay in the run folder after the run."""

@@ -95,6 +95,9 @@ def test_a_layer_alone_is_a_model(image):
         ({"num_examples": 0}, "num_examples: found 0; expected 1 or more"),
         ({"budget": 0}, "budget: found 0; expected 1 or more"),
         ({"labels": [4]}, r"labels: found \[4\]; expected classes from 0 to 3"),
+        ({"labels": []}, r"labels: found \[\]; expected classes from 0 to 3, one for each"),
+        ({"labels": [1.5]}, r"labels: found \[1.5\]; expected classes"),
+        ({"labels": torch.eye(4)[[1]]}, r"labels: found \[\[0.0, 1.0, 0.0, 0.0\]\]; expected"),
         (
             {"adversary": DLG(), "shape": (1, 1, 8, 8)},
             r"shape: found \(1, 1, 8, 8\); expected that of one input without the batch dimension",

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from flwr.serverapp.strategy import FedAvg
+from safetensors.torch import save
 from support.tiny import rows, scenario, timeless
 
 from fedsim.engine.simulate import simulate
@@ -155,3 +156,12 @@ def test_names_of_arrays_may_have_a_slash_or_be_those_of_other_parts(tmp_path):
         name: one.tolist() for name, one in arrays.items()
     }
     checkpoint.restore(found, FedAvg(), lambda client: pytest.fail("no client has a state"))
+
+
+@pytest.mark.parametrize(
+    "meta", [None, {"round": "1", "complete": "True", "taken_part": "[]"}, {"round": "1"}]
+)
+def test_a_file_that_is_no_checkpoint_counts_as_none(meta, tmp_path):
+    ledger = Ledger.create(tmp_path / "run", scenario())
+    ledger.artifact(f"checkpoint/{checkpoint.FILE}", save({"weight": torch.ones(1)}, meta))
+    assert Checkpoint.read(ledger, "checkpoint") is None

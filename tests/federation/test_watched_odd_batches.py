@@ -6,10 +6,12 @@ import pytest
 import torch
 from support.watched import one_step
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from adversaries import DLG, LLG
 from fedsim import reveal
 from fedsim.errors import ScenarioError
+from fedsim.federation.offered import Parts
 
 
 class Net(nn.Module):
@@ -26,6 +28,13 @@ class Filled(Net):
 
     def forward(self, x):
         return super().forward(x.nan_to_num())
+
+
+class Widened(Net):
+    """It computes in float32, whatever it is given."""
+
+    def forward(self, x):
+        return super().forward(x.float())
 
 
 class Headless(nn.Module):
@@ -90,6 +99,17 @@ def test_inputs_with_nan_are_attacked_where_the_model_takes_them(tmp_path):
     assert audited(tmp_path / "run", missing, lambda shown: shown, Filled) == SOUND
 
 
+def test_inputs_in_bfloat16_have_a_baseline(tmp_path):
+    def loss(net, client):
+        images, labels = examples(client)
+        ((shown, labels),) = reveal([(images.bfloat16(), labels)])
+        return nn.functional.cross_entropy(net(shown), labels), 2
+
+    found = one_step(tmp_path / "run", Widened, loss, LLG())
+    assert {row["error"] for row in found} == {""}
+    assert all(row["baseline"] for row in found)
+
+
 def test_a_client_whose_inputs_make_its_weights_nan_is_refused_alone(tmp_path):
     def one_missing(client):
         return examples(client, missing=client == 0)
@@ -114,3 +134,21 @@ def test_a_head_that_is_called_alone_is_named(tmp_path):
 
     with pytest.raises(ScenarioError, match=r"inputs \(8,\).*part 'out' takes.*requires_grad_"):
         one_step(tmp_path / "run", Net, loss, LLG())
+
+
+def test_a_loader_of_single_examples_with_real_labels_does_not_stop_training(tmp_path):
+    def loss(net, client):
+        row, target = torch.rand(1, 6), torch.tensor([float(client)])
+        ((x, y),) = reveal(DataLoader(TensorDataset(row, target), batch_size=None))
+        return nn.functional.binary_cross_entropy_with_logits(net(x[None])[0], y[None]), 1
+
+    with pytest.warns(UserWarning, match="has no class labels"):
+        found = one_step(tmp_path / "run", lambda: nn.Sequential(nn.Linear(6, 1)), loss, LLG())
+    assert {(row["status"], row["truth"]) for row in found} == {("ok", "partial")}
+
+
+@pytest.mark.parametrize("batch", [(torch.arange(4),), [torch.eye(2)[:, :1]], ()])
+def test_the_only_part_of_a_batch_is_not_taken_for_its_labels(batch):
+    parts = Parts.of(batch, None)
+    assert parts.labels is None
+    assert len(parts.tensors) == len(batch)

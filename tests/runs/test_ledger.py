@@ -255,10 +255,17 @@ def test_a_table_of_an_earlier_version_gets_its_new_columns(tmp_path):
     assert rows(tmp_path / "run") == [{**row, "truth": "", "checked": ""} for row in before]
 
 
-@pytest.mark.parametrize(("cell", "changed"), [(",0.25,", ",0.2;5,"), (",1,0,", ",1x,0,")])
+@pytest.mark.parametrize(
+    ("cell", "changed"),
+    [
+        (",0.25,", ",0.2;5,"),
+        (",1,0,", ",1x,0,"),
+        *((",77,", f",{odd},") for odd in ("7.5", "inf")),
+    ],
+)
 def test_a_cell_that_is_no_number_any_more_is_one_clear_error(tmp_path, cell, changed):
     ledger = Ledger.create(tmp_path / "run", scenario())
-    ledger.findings([finding(value=0.25)])
+    ledger.findings([finding(value=0.25, iterations=77)])
     path = tmp_path / "run" / "findings.csv"
     text = path.read_text()
     assert cell in text

@@ -70,6 +70,10 @@ def test_a_file_from_elsewhere_is_an_error_or_ignored(tmp_path):
     path.write_bytes(b"no tensors")
     with pytest.raises(RunFolderError, match="cannot be read"):
         from_file(path)
+    header = b'{"features":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    with pytest.raises(RunFolderError, match="cannot be read"):
+        from_file(path)
     odd = ("inputs.-1", "inputs.x", f"inputs.{'9' * 5000}", "objective")
     save_file({name: torch.ones(1) for name in odd} | {"inputs": torch.ones(())}, path)
     assert from_file(path).inputs is None

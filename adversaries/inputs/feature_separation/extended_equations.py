@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.linalg import lstsq
 
 from adversaries.inputs.feature_separation.damped_steps import Solver, descend, directly
@@ -65,7 +65,7 @@ class ExtendedEquations:
 
     def solutions(self, labels: Tensor, rng: torch.Generator, steps: int) -> Iterator[Separation]:
         """Solutions for a batch with these labels, one of each start; one step of SGD."""
-        point, onehot = self.fixed_point(labels), self._onehot(labels)
+        point, onehot = self.fixed_point(labels), self.head.onehot(labels)
         residual = self.residual(point, onehot)
         if residual < CLOSE or not steps:
             yield self.separation(point, labels, residual)
@@ -84,7 +84,7 @@ class ExtendedEquations:
     def fixed_point(self, labels: Tensor, most: int = 100) -> Tensor:
         """Iterate as in `HeadEquations`, with one row for each label and a single step."""
         distinct, which, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-        onehot, sums, size = self._onehot(distinct), self.head.sums, self.head.size
+        onehot, sums, size = self.head.onehot(distinct), self.head.sums, self.head.size
         counts = counts.to(onehot)
         features = torch.zeros(len(distinct), size).to(onehot)
         factors, smoothing = torch.ones(len(distinct)).to(onehot), torch.zeros(1).to(onehot)
@@ -108,7 +108,7 @@ class ExtendedEquations:
 
     def fixed_point_residual(self, labels: Tensor) -> float:
         """The residual of the fixed point with labels (B,)."""
-        return self.residual(self.fixed_point(labels), self._onehot(labels))
+        return self.residual(self.fixed_point(labels), self.head.onehot(labels))
 
     def weights_at(self, point: Tensor) -> Tensor:
         """S (B, K) at a point."""
@@ -118,7 +118,7 @@ class ExtendedEquations:
         self, point: Tensor, labels: Tensor, steps: int, lr: float | None = None
     ) -> tuple[float, Tensor]:
         """Levenberg-Marquardt; returns residual and point."""
-        onehot = self._onehot(labels)
+        onehot = self.head.onehot(labels)
 
         def linearised(at: Tensor) -> tuple[Solver, Tensor]:
             matrix, slope = self._normal(at, onehot, lr)
@@ -136,7 +136,7 @@ class ExtendedEquations:
     def separation(self, point: Tensor, labels: Tensor, residual: float) -> Separation:
         """The solution at a point; impossible factors or smoothing have an infinite residual."""
         features, rest = self._parts(point)
-        errors = self.errors(point, self._onehot(labels))
+        errors = self.errors(point, self.head.onehot(labels))
         if (self.beside == "factors" and (rest <= 0).any()) or (
             self.beside == "smoothing" and not 0 <= rest < 1
         ):
@@ -145,7 +145,7 @@ class ExtendedEquations:
 
     def targets(self, found: Separation) -> Tensor:
         """Soft labels (B, classes), each times the factor of its example."""
-        onehot = self._onehot(found.labels)
+        onehot = self.head.onehot(found.labels)
         if self.beside == "factors":
             return onehot * found.beside[:, None]
         return self._smoothed(onehot, found.beside) if self.beside == "smoothing" else found.labels
@@ -163,7 +163,7 @@ class ExtendedEquations:
             return math.nan
         features = found.features @ self.head.basis.T
         point = torch.cat([features.flatten(), found.beside])
-        matrix, _ = self._normal(point, self._onehot(found.labels), None)
+        matrix, _ = self._normal(point, self.head.onehot(found.labels), None)
         factors, failed = torch.linalg.cholesky_ex(matrix)
         if failed.any():
             return math.inf
@@ -175,9 +175,6 @@ class ExtendedEquations:
     def errors(self, point: Tensor, onehot: Tensor, lr: float | None = None) -> Tensor:
         """E (B, C), the part of each example in the mean gradient of the logits."""
         return self._steps(point, onehot, lr, point.new_empty(0, len(point)))[0]
-
-    def _onehot(self, labels: Tensor) -> Tensor:
-        return nn.functional.one_hot(labels, self.head.classes).to(self.head.bias)
 
     def _smoothed(self, onehot: Tensor, smoothing: Tensor) -> Tensor:
         return (1 - smoothing) * onehot + smoothing / self.head.classes

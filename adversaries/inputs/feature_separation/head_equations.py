@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.linalg import lstsq
 
 from adversaries.inputs.feature_separation.damped_steps import (
@@ -107,7 +107,7 @@ class HeadEquations:
             steps: The largest number of steps of Levenberg-Marquardt from one start; 0: the fixed
                 point alone.
         """
-        onehot, point = self._onehot(labels), self._fixed_point(labels)
+        onehot, point = self.head.onehot(labels), self._fixed_point(labels)
         residual = self._residual(self._state(point, onehot))
         if residual < CLOSE or not steps:
             yield self._separation(point, labels, onehot, residual)
@@ -126,7 +126,7 @@ class HeadEquations:
 
     def expected_error(self, found: Separation) -> float:
         """The standard error of the rows of M by the covariance s^2 (J'J)^-1; see `Separation`."""
-        at = self._state(found.features @ self.head.basis.T, self._onehot(found.labels))
+        at = self._state(found.features @ self.head.basis.T, self.head.onehot(found.labels))
         if self.head.size > INVERTED:
             return math.nan
         whole = self._matrix(at, torch.arange(self.head.size))
@@ -148,7 +148,7 @@ class HeadEquations:
 
     def fixed_point_residual(self, labels: Tensor) -> float:
         """The residual of the fixed point with labels (B,), by which multisets can be compared."""
-        return self._residual(self._state(self._fixed_point(labels), self._onehot(labels)))
+        return self._residual(self._state(self._fixed_point(labels), self.head.onehot(labels)))
 
     def labels_by_bias(self, labels: Tensor | None) -> Tensor | None:
         """The label multiset that the bias's gradient shows: B db is the sum of P less the counts.
@@ -172,13 +172,10 @@ class HeadEquations:
             rest[found[-1]] -= 1
         return torch.tensor(sorted(found)).to(self.head.basis.device)
 
-    def _onehot(self, labels: Tensor) -> Tensor:
-        return nn.functional.one_hot(labels, self.head.classes).to(self.head.bias)
-
     def _fixed_point(self, labels: Tensor, most: int = 100) -> Tensor:
         """Iterate E -> M from M = 0, with one row for each label; returns M (B, B)."""
         distinct, which, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-        onehot = self._onehot(distinct)
+        onehot = self.head.onehot(distinct)
         point = torch.zeros(len(distinct), self.head.size).to(onehot)
         for _ in range(most):
             _, errors = self._errors(point, onehot)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.linalg import svd
+from torch.nn import functional
 
 BELOW = 1e-2
 """Weight of negative features, as shares of the norm of all, beside the equations."""
@@ -77,6 +78,10 @@ class ReducedHead:
     def size(self) -> int:
         """The number of examples B."""
         return len(self.basis)
+
+    def onehot(self, labels: Tensor) -> Tensor:
+        """Labels (B,) as rows (B, C) in the type of the equations."""
+        return functional.one_hot(labels, self.classes).to(self.bias)
 
     @property
     def equations(self) -> int:
