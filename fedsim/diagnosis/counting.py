@@ -25,7 +25,7 @@ class Cut:
     Attributes:
         layer: Its name.
         width: The number of values of one example's outputs.
-        below: Names of the parameters below, its own among them.
+        below: Names of the parameters that its outputs depend on; above, they may be used, too.
     """
 
     layer: str

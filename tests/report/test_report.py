@@ -154,6 +154,7 @@ def test_a_run_that_was_killed_before_its_first_attack_ended_is_not_one_without_
     assert "No attack has ended: it shows utility alone." in page
     assert "Meanwhile accuracy was 25\u00a0%." in page
     assert "The run is unfinished: it ended round 0 of 5." in page
+    assert "continues it, or says why it fails." in page
 
 
 def test_points_that_are_unfinished_are_named_and_those_that_ended_are_not(run):

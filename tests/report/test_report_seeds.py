@@ -264,18 +264,23 @@ def test_a_share_that_is_always_1_has_one_interval_in_the_table_and_in_the_verdi
     assert 0.5 < leaked["low"] < 0.95
 
 
+def after_leaks_at_none(tmp_path, rows):
+    """The terminal's line below the one that says that an adversary leaks at no point."""
+    console = Console(width=200, record=True)
+    print_summary(console, written(tmp_path, *rows, points=["sigma=0", "sigma=1"]))
+    said = console.export_text().splitlines()
+    return said[said.index("llg: leaks at none of 2 points") + 1]
+
+
 def test_the_terminal_says_where_an_adversary_beats_chance_without_a_verdict(tmp_path):
     rows = [
         row(1, client, value=0.6, point=point, baseline_prior=0.6)
         for point in ("sigma=0", "sigma=1")
         for client in range(20)
     ]
-    console = Console(width=200, record=True)
-    print_summary(console, written(tmp_path, *rows, points=["sigma=0", "sigma=1"]))
-    said = console.export_text().splitlines()
-    place = said.index("llg: leaks at none of 2 points")
-    assert said[place + 1].startswith("llg: better than chance, not shown to be better")
-    assert said[place + 1].endswith("sigma=0; sigma=1")
+    said = after_leaks_at_none(tmp_path, rows)
+    assert said.startswith("llg: better than chance, not shown to be better")
+    assert said.endswith("sigma=0; sigma=1")
 
 
 def test_the_terminal_says_where_an_adversary_has_no_chance_level(tmp_path):
@@ -284,11 +289,8 @@ def test_the_terminal_says_where_an_adversary_has_no_chance_level(tmp_path):
         for point in ("sigma=0", "sigma=1")
         for client in range(20)
     ]
-    console = Console(width=200, record=True)
-    print_summary(console, written(tmp_path, *rows, points=["sigma=0", "sigma=1"]))
-    said = console.export_text().splitlines()
-    place = said.index("llg: leaks at none of 2 points")
-    assert said[place + 1] == "llg: not known: no metric with a chance level: sigma=0; sigma=1"
+    said = after_leaks_at_none(tmp_path, rows)
+    assert said == "llg: not known: no metric with a chance level: sigma=0; sigma=1"
 
 
 def test_the_terminal_reads_a_run_once(tmp_path, monkeypatch):
