@@ -114,6 +114,7 @@ def measure(
         noisy = isinstance(imbalance, float) and imbalance > NOISY
         if noisy or f"{model.head}.bias" not in gradient:
             values["opposite_signs"] = signs.negative_sums
+        values["signs_without_bias"] = values["opposite_signs"] if values["missing_bias"] else 0.0
         if signs.negative_sums is not None and MIXED < signs.negative_sums < 1 - MIXED:
             values["row_noise"] = None
         if signs.negative is not None:
@@ -131,7 +132,9 @@ def seen_in_model(model: VictimModel, batches: int = 1) -> dict[str, Value]:
         model: The model in the mode of the training. Its buffers change.
         batches: Number of batches behind an update.
     """
-    return {**_in_mode(model, batches), "opposite_signs": _feature_signs(model).negative_sums}
+    found, signs = _in_mode(model, batches), _feature_signs(model).negative_sums
+    alone = signs if found["missing_bias"] else 0.0
+    return {**found, "opposite_signs": signs, "signs_without_bias": alone}
 
 
 def kinked_values(model: VictimModel, examples: int) -> int | None:

@@ -229,6 +229,15 @@ QUANTITIES = {
             share=True,
         ),
         Quantity(
+            "signs_without_bias",
+            "`opposite_signs` of a head that sends no gradient of a bias; 0 of one that does, "
+            "which shows how often each label occurs, whatever the features",
+            "a head without a bias and {} of its gradient's row sums with a turned sign",
+            "a head with a bias, or at most {} of turned signs (features with a positive sum)",
+            "a head with a bias, or a model with ReLU or sigmoid before its head",
+            share=True,
+        ),
+        Quantity(
             "signed_labels",
             "`label_share` of a head whose inputs are positive and negative, which hide a label's "
             "row among those of other classes; 0 of a head whose inputs have one sign",

@@ -151,8 +151,9 @@ def test_features_of_both_signs_mislead_row_sums_and_rectified_ones_do_not():
     tanh = model(nn.Tanh())
     with torch.no_grad():
         tanh.module[1].bias -= 3
-    assert measured(tanh, gradient(tanh)[0]).values["opposite_signs"] == 1
-    assert seen_in_model(tanh)["opposite_signs"] == 1
+    for values in (measured(tanh, gradient(tanh)[0]).values, seen_in_model(tanh)):
+        assert values["opposite_signs"] == 1
+        assert values["signs_without_bias"] == 0, "its gradient shows the labels"
     assert seen_in_model(model(nn.ReLU()))["opposite_signs"] == 0
 
 

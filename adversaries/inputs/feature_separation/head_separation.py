@@ -1,6 +1,7 @@
 """The base of attacks that solve the equations of a head's gradient for the features behind it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
 from typing import ClassVar
@@ -60,6 +61,17 @@ class HeadSeparation(Adversary):
     corrections: int = Field(default=8, ge=0)
     """The largest number of label multisets that are tried beside that of `labels_from`: those that
     the bias's gradient shows, then those that differ from it in one label and fit best."""
+
+    def conditions(self) -> tuple[Requirement, ...]:
+        """Signs that mislead `labels_from` matter only where no bias corrects the labels."""
+        found = super().conditions()
+        if not self.corrections:
+            return found
+        return tuple(
+            replace(one, quantity="signs_without_bias") if one.quantity == "opposite_signs" else one
+            for one in found
+            if one.quantity != "row_noise"  # `imbalance` says as much, and of all signs
+        )
 
     def cautions(self, model: VictimModel) -> list[str]:
         """Warn of heads that have another loss than cross-entropy over classes."""

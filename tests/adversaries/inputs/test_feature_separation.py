@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from adversaries import FeatureSeparation
 from fedsim import testing
+from fedsim.diagnosis.measuring import seen_in_model
+from fedsim.diagnosis.verdict import expect
 from fedsim.gradients import head_calls
+from fedsim.knowledge import PRESETS
 from fedsim.metrics import METRICS
 from fedsim.records import Observation, Reconstruction, Truth
 from fedsim.spec import ImageSpec, SpeechSpec
@@ -32,16 +35,16 @@ def network(seed: int = 0, *, bias: bool = True, classes: int = 20) -> VictimMod
     return VictimModel(module.train(), head="head", loss=cross_entropy)
 
 
-def wide_perceptron() -> VictimModel:
-    """A hidden layer of ReLUs and a head."""
+def wide_perceptron(activation: type[nn.Module] = nn.ReLU, *, bias: bool = True) -> VictimModel:
+    """A hidden layer and a head."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = nn.Sequential()
         module.add_module("flatten", nn.Flatten())
         module.add_module("hidden", nn.Linear(64, 128))
-        module.add_module("relu", nn.ReLU())
-        module.add_module("head", nn.Linear(128, 20))
-    return VictimModel(module, head="head", loss=cross_entropy)
+        module.add_module("activation", activation())
+        module.add_module("head", nn.Linear(128, 20, bias=bias))
+    return VictimModel(module, head="head", loss=cross_entropy, spec=SPEC)
 
 
 def observed(
@@ -132,6 +135,21 @@ def test_without_a_bias_labels_are_corrected_one_at_a_time():
     claimed = attacked(seen, "min-column")
     assert score("label_exact", claimed, truth) == 1
     assert claimed.diagnostics["label_multisets"] > 1
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_features_of_the_other_sign_are_an_obstacle_only_without_a_bias(bias):
+    model = wide_perceptron(nn.LogSigmoid, bias=bias)  # whose values are negative
+    seen, truth = observed([3, 7, 1, 12], model)
+    expected = expect(FeatureSeparation(), PRESETS["full"], seen_in_model(model))
+    assert expected.reasons == (() if bias else ("signs_without_bias",))
+    uncorrected = expect(FeatureSeparation(corrections=0), PRESETS["full"], seen_in_model(model))
+    assert uncorrected.reasons == ("opposite_signs",)
+    if bias:
+        assert score("features_recovered", attacked(seen, "llg"), truth) == 1
+    else:
+        with pytest.raises(ValueError, match="no features fit"):
+            attacked(seen, "llg")
 
 
 def test_a_head_without_a_bias():
