@@ -58,6 +58,9 @@ def defense_complaints(defense: Defense) -> list[str]:
             kind_of = type(sent[odd[0]]).__name__
             found.append(f"'{odd[0]}' is {kind_of}, and no tensor: return torch tensors")
             continue
+        if sparse := [name for name, one in sent.items() if one.layout != torch.strided]:
+            found.append(f"'{sparse[0]}' is sparse, which no server reads: end with .to_dense()")
+            continue
         try:
             first[0].check(gradient)
         except Exception as error:

@@ -136,11 +136,11 @@ def _prepared(defense: Defense, training: Training) -> Training:
 
 
 def _expect(defense: Defense, what: str, found: object, kind: type) -> None:
+    if isinstance(found, Tensor) and found.layout != torch.strided:
+        raise PluginError(f"{defense.name}: {what} sparse, expected a dense tensor: to_dense()")
     if not isinstance(found, kind):
-        held = type(found).__name__
-        raise PluginError(
-            f"{defense.name}: {what} {held}, expected a value of type {kind.__name__}"
-        )
+        own = type(found).__name__
+        raise PluginError(f"{defense.name}: {what} {own}, expected a value of type {kind.__name__}")
 
 
 def batch_loss(loss: Loss, module: nn.Module, batch: Batch) -> Tensor:

@@ -19,6 +19,10 @@ from defenses import (
     Sign,
     TopK,
 )
+from fedsim import testing
+from fedsim.defense import Defense
+from fedsim.errors import PluginError
+from fedsim.training import local
 
 
 @pytest.fixture
@@ -194,3 +198,18 @@ def test_deep_gradient_compression_clips_and_warms_up():
     state, defense = {}, DeepGradientCompression(ratio=0.999, momentum=0, warmup=3)
     sent = [protect(defense, of(x=drawn(1000, seed=s)), s, state).tensors["x"] for s in range(4)]
     assert [int((x != 0).sum()) for x in sent] == [100, 10, 1, 1]
+
+
+class Sparse(Defense):
+    """Sends sparse tensors."""
+
+    name = "sparse"
+
+    def protect(self, update, rng, state):
+        return update.replace(tensors={k: v.to_sparse() for k, v in update.tensors.items()})
+
+
+def test_sparse_tensors_are_refused_with_the_way_out(update):
+    with pytest.raises(PluginError, match=r"sparse, expected a dense tensor: to_dense\(\)"):
+        local.protect(update, {}, [Sparse()], (0, 1, 0), {})
+    assert any("sparse, which no server reads" in one for one in testing.conformance(Sparse))
