@@ -231,6 +231,6 @@ def weighs_classes(model: VictimModel) -> bool:
                 soft = own.loss(inputs.to(like), hot)
         except Exception:  # a loss that takes no probabilities is refused where it is attacked
             return False
-        if not torch.isclose(hard, soft, rtol=1e-3):
+        if not torch.isclose(hard, soft.to(hard), rtol=1e-3):
             return True
     return False

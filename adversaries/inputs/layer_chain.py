@@ -171,7 +171,7 @@ class LayerChain:
         """Recognise a chain by its layers' inputs and outputs on random inputs.
 
         Args:
-            model: The model, in float64 and evaluation mode.
+            model: The model, in float64 and the client's mode.
             shape: The shape of an input.
             kinds: The layers that it may have, of `KINDS`.
             activations: The functions that may stand behind them, besides leaky ReLU.
@@ -202,6 +202,15 @@ class LayerChain:
                 raise ValueError(
                     f"no gradient of '{name}.weight' is sent: the weight is not trained, or it is "
                     f"another layer's, too{other}"
+                )
+        with torch.no_grad(), layer_calls(found) as fewer:
+            module(probes[1:])
+        for name in order:
+            one, other = fewer[name][0][0], calls[name][0][0][1:]
+            if one.shape == other.shape and not torch.allclose(one, other):
+                raise ValueError(
+                    f"what reaches the layer '{name}' depends on the rest of the batch, as with "
+                    "batch statistics, or on chance"
                 )
         first, flat = calls[order[0]][0][0].flatten(1), probes.flatten(1)
         if isinstance(found[order[0]], nn.LayerNorm):

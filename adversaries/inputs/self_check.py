@@ -12,9 +12,9 @@ ZERO = 1e-6
 
 
 def in_float64(model: VictimModel) -> VictimModel:
-    """A copy in float64 and evaluation mode."""
+    """A copy in float64, in the client's mode."""
     found = model.copy()
-    found.module.double().eval()
+    found.module.double()
     return found
 
 

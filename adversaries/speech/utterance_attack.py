@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from adversaries.speech.candidates import Candidate, Candidates, encoded, other, too_short
 from fedsim import (
@@ -99,7 +99,7 @@ class UtteranceAttack(Adversary):
         return super().fills() | ({"text"} if self.transcripts else set())
 
     def cautions(self, model: VictimModel) -> list[str]:
-        """Warn of losses other than CTC, transcripts that cannot be written, and dropout."""
+        """Warn of other losses than CTC, unwritable transcripts, dropout and batch statistics."""
         found = []
         if self.layers == "last" and not hasattr(model.module, "blank"):
             found.append(f"the model is not trained with CTC, whose head alone {self.name} matches")
@@ -113,6 +113,14 @@ class UtteranceAttack(Adversary):
             found.append(
                 "the model drops units at random: its gradient is that of masks nobody knows, and "
                 f"{self.name} hardly comes closer than silence. first-frames does without them"
+            )
+        norms = [
+            p for p in model.module.modules() if isinstance(p, nn.modules.batchnorm._BatchNorm)
+        ]
+        if any(norm.training for norm in norms):
+            found.append(
+                "the model normalises by statistics of the client's batch, and the gradient that "
+                f"{self.name} matches is that with running ones. first-frames does without both"
             )
         return found
 

@@ -25,7 +25,10 @@ AVERAGING = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedProx", "FedSGD", 
 
 
 PLAIN = (bool, int, float, str, float | None)
-"""Types of strategies' settings that are checked."""
+"""Types of the settings that a scenario can state; others are functions, or follow from it."""
+
+KEYS = {"arrayrecord_key", "configrecord_key", "weighted_by_key"}
+"""Names of what is in messages, by which clients find it."""
 
 PRIVATE = "DifferentialPrivacy"
 """Prefix of the names of Flower's differential-privacy wrappers."""
@@ -54,9 +57,15 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
     name = str(settings.pop("name"))
     if training.algorithm == "fedsgd" and name == "FedAvg":
         name = "FedSGD"  # FedAvg of gradients: the average, and a step along it
-    inner = settings.pop("inner", "FedAvg")
+    inner: str | dict[str, Any] = "FedAvg"
     if name.startswith(PRIVATE):
+        inner = settings.pop("inner", inner)
         _check_private(name, settings, scenario, buffers)
+        if not isinstance(inner, str | dict):
+            raise ScenarioError(
+                f"training.strategy.inner = {inner!r}: expected the strategy that {name} wraps, "
+                'a name such as "FedAvg", or a table with a name and its settings'
+            )
     if training.secure_aggregation and name in strategy_names() and name not in AVERAGING:
         raise ScenarioError(
             f'training.strategy = "{name}" looks at single updates, and under '
@@ -95,9 +104,11 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
             given = {**common, "lr": training.lr, "buffers": buffers}
         if optimizes:
             given[RATES[name]] = training.lr
-            if RATES[name] in settings:
+        if optimizes or cls is FedSGD:
+            rate = RATES.get(name, "lr")
+            if rate in settings:
                 raise ScenarioError(
-                    f"training.strategy.{RATES[name]}: under FedSGD the server's learning rate is "
+                    f"training.strategy.{rate}: under FedSGD the server's learning rate is "
                     "training.lr; set that instead"
                 )
         if "strategy" in takes:
@@ -123,10 +134,12 @@ def build_strategy(scenario: Scenario, buffers: Collection[str] = ()) -> Strateg
                 "from [training], and budgets are counted by it; set training.clients_per_round "
                 "or training.evaluate_clients instead"
             )
-        if unknown := set(settings) - set(takes):
-            key = sorted(unknown)[0]
+        plain = {key for key, one in takes.items() if one.annotation in PLAIN}
+        known = sorted(plain - KEYS - {*common, "lr", "num_sampled_clients"})
+        if unknown := sorted(set(settings) - set(known)):
             raise ScenarioError(
-                f"training.strategy.{key}: {name} has no such setting. {did_you_mean(key, takes)}"
+                f"training.strategy.{unknown[0]}: {name} has no such setting. "
+                f"{did_you_mean(unknown[0], known)}"
             )
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         needed = [

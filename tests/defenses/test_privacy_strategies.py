@@ -58,7 +58,7 @@ def test_a_strategy_that_counts_on_clipping_clients_gets_them(strategy, defenses
         ({"num_sampled_clients": 3}, "leave it out"),
         ({"inner": f"{DP}ServerSideFixedClipping"}, "no other wrapper"),
         ({"inner": {"name": "FedTrimmedAvg", "beta": 2}}, "beta"),
-        ({"accountant": 1}, "'int' object"),
+        ({"accountant": 1}, "no such setting"),
     ],
 )
 def test_what_a_dp_strategy_takes_on_trust_is_checked(more, words):

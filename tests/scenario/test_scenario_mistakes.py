@@ -232,6 +232,13 @@ def test_several_mistakes_are_told_at_once():
     assert all(key in str(raised.value) for key in ("training.round", "threat.grant", "engine.wor"))
 
 
+PRIVATE = {
+    "name": "DifferentialPrivacyServerSideFixedClipping",
+    "noise_multiplier": 1.0,
+    "clipping_norm": 1.0,
+}
+
+
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
@@ -240,6 +247,11 @@ def test_several_mistakes_are_told_at_once():
         ({"name": "DifferentialPrivacyServerSideFixedClipping"}, ["noise_multiplier"]),
         ({"name": "FedAdam", "eta": "fast"}, ["training.strategy.eta: ", "number", "'fast'"]),
         ({"name": "Krum", "num_malicious_nodes": 1.5}, ["strategy.num_malicious_nodes: ", "1.5"]),
+        ({"name": "FedAvg", "inner": "FedProx"}, ["training.strategy.inner", "no such setting"]),
+        ({**PRIVATE, "inner": 3}, ["training.strategy.inner = 3: expected"]),
+        ({**PRIVATE, "strategy": "FedAvg"}, ["training.strategy.strategy", "no such setting"]),
+        ({"name": "FedAvg", "arrayrecord_key": "x"}, ["arrayrecord_key", "no such setting"]),
+        ({"name": "FedProx", "train_metrics_aggr_fn": "x"}, ["no such setting. Known: proximal"]),
     ],
 )
 def test_a_strategys_mistakes_are_named_too(strategy, words):
@@ -247,6 +259,17 @@ def test_a_strategys_mistakes_are_named_too(strategy, words):
     with pytest.raises(ScenarioError) as raised:
         build_strategy(run)
     assert all(word in str(raised.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [({"lr": 5.0}, "set that instead"), ({"buffers": ["x"]}, "no such setting")],
+    ids=["lr", "buffers"],
+)
+def test_what_fedsgd_takes_from_the_run_is_no_setting_of_it(settings, why):
+    table = {"algorithm": "fedsgd", "strategy": {"name": "FedSGD", **settings}}
+    with pytest.raises(ScenarioError, match=why):
+        build_strategy(Scenario.parse({"training": table}))
 
 
 def test_more_clients_than_examples_is_an_error_before_any_folder(tmp_path):

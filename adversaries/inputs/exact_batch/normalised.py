@@ -62,6 +62,11 @@ class NormalisedLayer(Layer):
         target = rows @ basis.T
         summing = torch.cat([self.weight, self.bias[:, None]], dim=1) @ basis.T
         values, slopes = self._read(outputs, threshold)
+        if not values.isfinite().all():
+            raise ValueError(
+                f"the layer normalisation behind '{self.name}' has a gain of zero, which hides "
+                "outputs"
+            )
         found = torch.full_like(target[: len(outputs)], torch.inf)
         sure = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
         for _ in range(ROUNDS):

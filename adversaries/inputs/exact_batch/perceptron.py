@@ -36,14 +36,14 @@ class Perceptron:
         """Recognise a perceptron by its layers' inputs and outputs on random inputs.
 
         Args:
-            model: The model, in float64 and evaluation mode.
+            model: The model, in float64 and the client's mode.
             shape: The shape of an input.
 
         Raises:
             ValueError: It is none; the message names the layer.
         """
         found = LayerChain.of(model, shape, (nn.Linear, nn.LayerNorm), (*ACTIVATIONS, *VALLEYS))
-        layers = [_layer(one) for one in found.links]
+        layers = [_layer(one, model) for one in found.links]
         weight, bias = (two_logits(one, 2) for one in _arrays(found.head))  # of one logit alone
         return cls(tuple(layers), (weight, bias), shape, found.offset, found.scale)
 
@@ -89,7 +89,7 @@ class Perceptron:
         return (outputs - self.offset) / self.scale
 
 
-def _layer(link: Link) -> Layer:
+def _layer(link: Link, model: VictimModel) -> Layer:
     """A layer, normalised or not.
 
     Raises:
@@ -99,6 +99,10 @@ def _layer(link: Link) -> Layer:
         return Layer(link.name, *_arrays(link.layer), link.behind)
     if link.layer.bias is None:
         raise ValueError(f"'{link.name}' has no bias, by which layer normalisation is undone")
+    if f"{link.name}.bias" not in model.trained:
+        raise ValueError(
+            f"no gradient of '{link.name}.bias' is sent, by which layer normalisation is undone"
+        )
     if not link.norm_first and link.behind.name not in ("relu", "none"):
         raise ValueError(
             f"layer normalisation behind {link.behind.name} hides mean and scale of its outputs"

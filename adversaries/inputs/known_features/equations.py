@@ -106,6 +106,9 @@ class BatchEquations:
         Returns:
             The derivatives of its features and of the gradient in each direction, (n, d + P)
             float64.
+
+        Raises:
+            ValueError: PyTorch has no forward derivative of the model's gradient.
         """
         found = []
         compute, dtype = (self._exact, torch.float64) if exact else (self._fast, torch.float32)
@@ -115,9 +118,16 @@ class BatchEquations:
             with forward_ad.dual_level():
                 there = at.to(dtype).expand_as(some).contiguous()
                 moved = forward_ad.make_dual(there, some)  # type: ignore[no-untyped-call]
+                try:
+                    values = compute(moved, errors.expand(rows, -1))
+                except NotImplementedError as error:
+                    raise ValueError(
+                        "PyTorch has no forward derivative of the model's gradient, by which "
+                        f"inputs are found ({error}): set features_from = 'none'"
+                    ) from error
                 changes = [
                     forward_ad.unpack_dual(value).tangent  # type: ignore[no-untyped-call]
-                    for value in compute(moved, errors.expand(rows, -1))
+                    for value in values
                 ]
             scaled = (self._feature_scale * changes[0].double(), self._scales * changes[1].double())
             found.append(torch.cat(scaled, dim=1).detach())

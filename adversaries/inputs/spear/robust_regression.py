@@ -46,7 +46,7 @@ def _least_squares(known: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
     """A of weighted least squares, nearly that of least norm."""
     known, rows = known * weights[:, None], rows * weights[:, None]
     normal = known.T @ known
-    normal.diagonal().add_(1e-12 * normal.trace() / len(normal))
+    normal.diagonal().add_(1e-12 * normal.trace() / len(normal) + 1e-300)
     found: Tensor = torch.linalg.solve(normal, known.T @ rows)
     return found
 

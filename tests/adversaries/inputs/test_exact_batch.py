@@ -106,6 +106,44 @@ def test_layer_normalisation_behind_a_layer_without_a_bias_is_refused():
         attacked(seen)
 
 
+def test_layer_normalisation_behind_a_frozen_bias_is_refused_and_warned_of():
+    model = normalised("Linear", "LayerNorm", "ReLU")
+    model.spec, model.trained = SPEC, model.trained - {"Linear0.bias"}
+    why = "no gradient of 'Linear0.bias' is sent"
+    with pytest.raises(ValueError, match=why):
+        attacked(observed(model, [3, 8, 7, 5])[0])
+    assert any(why in one for one in ExactBatch().cautions(model))
+
+
+def test_layer_normalisation_with_a_gain_of_zero_is_refused():
+    model = normalised("Linear", "ReLU", "LayerNorm")
+    with torch.no_grad():
+        model.module.LayerNorm2.weight[3] = 0
+    with pytest.raises(ValueError, match="behind 'Linear0' has a gain of zero, which hides"):
+        attacked(observed(model, [3, 8, 7, 5])[0])
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_inputs_that_batch_statistics_normalise_are_refused_and_warned_of(running):
+    parts = OrderedDict(perceptron(nn.ReLU()).module.named_children())
+    norm = nn.BatchNorm2d(1, affine=False, track_running_stats=running)
+    module = nn.Sequential(OrderedDict([("norm", norm), *parts.items()]))
+    model = VictimModel(module, head="head", loss=cross_entropy, spec=SPEC)
+    why = "'layer0' depends on the rest of the batch, as with batch statistics"
+    with pytest.raises(ValueError, match=why):
+        attacked(observed(model, [3, 8, 7, 5])[0])
+    assert any(why in one for one in ExactBatch().cautions(model))
+
+
+def test_inputs_that_running_statistics_normalise_come_back():
+    parts = OrderedDict(perceptron(nn.ReLU()).module.named_children())
+    norm = nn.BatchNorm2d(1, affine=False)
+    norm(torch.rand(8, 1, 6, 6))
+    module = nn.Sequential(OrderedDict([("norm", norm), *parts.items()])).eval()
+    seen, truth = observed(VictimModel(module, head="head", loss=cross_entropy), [3, 8, 7, 5])
+    assert error(attacked(seen), truth) < 1e-8
+
+
 def test_layer_normalisation_of_the_inputs_is_refused():
     model = perceptron(nn.ReLU())
     parts = OrderedDict(model.module.named_children())

@@ -204,6 +204,18 @@ def test_other_layers_are_refused_in_a_sentence():
         DLG(**FEATURES).reconstruct(seen, testing.job())
 
 
+def test_functions_without_a_forward_derivative_are_refused_in_a_sentence():
+    torch.manual_seed(0)
+    module = nn.Sequential()
+    module.add_module("one", nn.Conv2d(1, 4, 5, stride=2, padding=2))
+    module.add_module("squash", nn.Hardsigmoid())
+    module.add_module("flat", nn.Flatten())
+    module.add_module("head", nn.Linear(64, 10))
+    seen, _ = batch(2, module=module)
+    with pytest.raises(ValueError, match="no forward derivative of the model's gradient"):
+        DLG(**FEATURES).reconstruct(seen, testing.job())
+
+
 def test_a_head_s_gradient_alone_is_refused():
     seen, _ = batch(2)
     with pytest.raises(ValueError, match="no gradient below the head"):

@@ -187,10 +187,14 @@ def test_the_rank_analysis_counts_unknowns_and_equations():
         ),
         ((nn.Conv2d(2, 8, 3), nn.GELU()), "between the layers 'body.0' and 'head' is none of relu"),
         ((nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), "'body.1.bias' is no fully connected"),
+        (
+            (nn.BatchNorm2d(2, affine=False), nn.Conv2d(2, 8, 3), nn.Tanh()),
+            "what reaches the layer 'body.1' depends on the rest of the batch",
+        ),
         ((nn.Conv2d(2, 8, 3, padding=1, padding_mode="circular"), nn.Tanh()), "circular"),
         ((nn.Flatten(), nn.Dropout(0.5), nn.Linear(288, 300), nn.Tanh()), "drops units at random"),
     ],
-    ids=["equations", "unseen", "pooling", "gelu", "batch-norm", "padding", "dropout"],
+    ids=["equations", "unseen", "pooling", "gelu", "batch-norm", "batch", "padding", "dropout"],
 )
 def test_other_networks_are_refused_and_warned_of(parts, why):
     model = network(*parts)

@@ -256,6 +256,13 @@ def test_regression_explains_what_most_of_its_likely_rows_agree_on():
     assert agreed.tolist() == [True, True, False]
 
 
+def test_regression_on_rows_without_the_unknown_determines_nothing():
+    rows = torch.ones(5, 2, dtype=torch.float64)
+    found, agreed = explain(torch.zeros_like(rows[:, :1]), rows, rows.norm(dim=1), None, None)
+    assert found.isfinite().all()
+    assert agreed.tolist() == [False]
+
+
 def test_a_batch_that_is_refused_again_and_again_ends():
     seen, _ = observed(network(nn.ReLU()), size=20, seed=1)
     rng = torch.Generator().manual_seed(1)

@@ -164,6 +164,15 @@ def test_weights_of_classes_are_warned_of_where_gradients_are_matched():
     assert DLG().cautions(victim(perceptron(10, act=nn.Sigmoid), spec=spec)) == []
 
 
+def test_layers_of_several_dtypes_are_attacked_without_a_warning():
+    spec = ImageSpec(classes=10, input_shape=SHAPE)
+    model = victim(perceptron(10, act=nn.Sigmoid), spec=spec)
+    first = next(part for part in model.module.modules() if isinstance(part, nn.Linear)).double()
+    first.register_forward_pre_hook(lambda part, given: (given[0].to(part.weight.dtype),))
+    first.register_forward_hook(lambda _, __, given: given.float())
+    assert DLG().cautions(model) == []
+
+
 def test_a_loss_that_does_not_compute_in_float64_is_named():
     model = victim(perceptron(10, act=nn.LeakyReLU), weighted)
     observed = seen(model, images(1), torch.tensor([3]))

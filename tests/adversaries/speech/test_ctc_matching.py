@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from support.recognised import SAID, SPEC, observed, recogniser, voice
+from torch import nn
 
 from adversaries import CTCMatching
 from adversaries.speech.ctc_matching.frame_search import means
@@ -175,6 +176,14 @@ def test_masks_of_a_model_without_dropout_are_refused():
     seen = observed(recogniser(64), voice(0, 5))
     with pytest.raises(ValueError, match=r"drops nothing.*task\.model\.dropout"):
         attack(seen, iterations=1, masks=8)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_statistics_are_warned_of(training):
+    model = recogniser(64)
+    model.module.joint.append(nn.BatchNorm1d(64)).train(training)
+    warned = any("statistics of the client's batch" in one for one in CTCMatching().cautions(model))
+    assert warned == training
 
 
 def test_the_heads_gradient_is_differentiated_in_closed_form():
