@@ -206,8 +206,8 @@ class LayerChain:
         with torch.no_grad(), layer_calls(found) as fewer:
             module(probes[1:])
         for name in order:
-            one, other = fewer[name][0][0], calls[name][0][0][1:]
-            if one.shape == other.shape and not torch.allclose(one, other):
+            rows, same = fewer[name][0][0], calls[name][0][0][1:]
+            if rows.shape == same.shape and not torch.allclose(rows, same):
                 raise ValueError(
                     f"what reaches the layer '{name}' depends on the rest of the batch, as with "
                     "batch statistics, or on chance"
