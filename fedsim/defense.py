@@ -3,13 +3,14 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedsim.errors import did_you_mean
+from fedsim.errors import PluginError, did_you_mean
+from fedsim.libraries import asking
 from fedsim.parts import parts
 from fedsim.plugin import Plugin
 from fedsim.records import Batch, Update
@@ -215,6 +216,21 @@ class Defense(Plugin):
                 known = {*names, *(name.rpartition(".")[0] for name in names if "." in name)}
                 return f"layers: the model has no '{layer}'. {did_you_mean(layer, known)}"
         return ""
+
+
+def check_declared(defense: Defense) -> None:
+    """Check the properties of a defense.
+
+    Raises:
+        PluginError: One of them raises an error, or `effect` is something else than an `Effect`.
+    """
+    with asking(defense.name, "remembers"):
+        _ = defense.remembers
+    with asking(defense.name, "effect"):
+        effect = defense.effect
+    if effect not in get_args(Effect):
+        known = ", ".join(map(repr, get_args(Effect)))
+        raise PluginError(f"{defense.name}: effect is {effect!r:.40}, expected one of {known}")
 
 
 def contradictions(defenses: Sequence[Defense]) -> list[str]:

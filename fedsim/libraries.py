@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from fedsim.errors import FedsimError, PluginError
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -75,6 +77,25 @@ def brief(error: BaseException) -> str:
         return f"ValidationError: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+@contextlib.contextmanager
+def asking(plugin: str, member: str) -> Iterator[None]:
+    """Say in a sentence what a member of a plugin raises.
+
+    Args:
+        plugin: The name of the plugin.
+        member: The name of the member.
+
+    Raises:
+        PluginError: It raised an error that is not fedsim's.
+    """
+    try:
+        yield
+    except FedsimError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{plugin}: {member} raised {brief(error)}") from error
 
 
 NO_MEMORY = "can't allocate memory"

@@ -3,10 +3,11 @@
 This module does not import torch, so that a report can be made without it.
 """
 
+import copy
 import math
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import TypeAdapter
@@ -197,6 +198,8 @@ class Metric(Plugin, ABC):
     def score(self, claimed: "Reconstruction", truth: "Truth", spec: "Spec") -> float:
         """Compute the value of a claim, as a plain number even of a tensor with one value.
 
+        A metric that is not built in gets copies: what it changes, no other metric is given.
+
         Raises:
             PluginError: The claim has none of the fields that the metric reads, or `compute`
                 returns no number.
@@ -206,6 +209,8 @@ class Metric(Plugin, ABC):
                 f"'{self.name}' needs {' or '.join(self.fields)}, and the adversary returned none "
                 "of them: fill the field, or take it out of `recovers` and `fills()`"
             )
+        if not type(self).__module__.startswith("fedsim."):
+            claimed, truth = _copied(claimed), _copied(truth)
         value: Any = self.compute(claimed, truth, spec)
         try:
             if isinstance(value, str | bytes):
@@ -216,6 +221,20 @@ class Metric(Plugin, ABC):
                 f"compute of '{self.name}' returned {type(value).__name__} {value!r:.80}, expected "
                 "a number: return float(...), and NaN where the metric is not defined"
             ) from error
+
+
+def _copied(value: Any) -> Any:
+    """Copy a record or a collection with the tensors in it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: _copied(getattr(value, f.name)) for f in fields(value)})
+    if isinstance(value, dict):
+        own = copy.copy(value)
+        for key, one in value.items():
+            own[key] = _copied(one)
+        return own
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return value.clone() if hasattr(value, "clone") else value
 
 
 def _about(metric: type[Metric]) -> str:

@@ -13,7 +13,7 @@ from fedsim.engine import check_address, engine_name
 from fedsim.engine.process import attack_cautions, check_gpus, check_importable
 from fedsim.errors import DataError, FedsimError, PluginError, ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
-from fedsim.libraries import brief
+from fedsim.libraries import asking, brief
 from fedsim.references import references
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
@@ -91,7 +91,8 @@ def _cautions(built: BuiltRun, *, nodes_decide: bool) -> list[str]:
     clients = range(scenario.training.clients if defenses else 1)
     for guarded in sorted({tuple(one.guards(c) for one in defenses) for c in clients}):
         chain = [one for one, on in zip(defenses, guarded, strict=True) if on]
-        local_training(scenario, task, module, (), torch.Generator(), chain)
+        with asking(", ".join(one.name for one in chain), "prepare"):
+            local_training(scenario, task, module, (), torch.Generator(), chain)
     cautions = task.cautions() + _small_batches(built) + Budget(built).cautions()
     cautions += check_probes(built) + attack_cautions(built)
     if not nodes_decide:

@@ -25,8 +25,10 @@ from fedsim.engine.process import device_name, one_thread, reporting
 from fedsim.errors import ClientError, EngineError, RunFolderError, ScenarioError, did_you_mean
 from fedsim.federation.strategies import quiet
 from fedsim.runs import provenance
+from fedsim.runs.files import make_private
 from fedsim.runs.ledger import Ledger
 from fedsim.runs.lock import alone_in
+from fedsim.runs.tables import holds_run, not_writable
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun, build
 from fedsim.scenario.devices import settled
@@ -172,12 +174,13 @@ def _run(
         size += expected_bytes(built)
     with contextlib.ExitStack() as stack:
         stack.callback(remove_stale)
-        known = (out / "scenario.toml").is_file()
-        if known:  # another process may be writing to it
-            stack.enter_context(alone_in(out))
+        try:
+            if not (out / "scenario.toml").is_file() and not holds_run(out, resume=resume):
+                make_private(out, shared=scenario.record.shared)
+        except OSError as error:
+            raise not_writable(out, error) from error
+        stack.enter_context(alone_in(out))  # another process may be writing to it
         ledger = open_ledger(scenario, out, resume=resume, after=built)
-        if not known:
-            stack.enter_context(alone_in(out))
 
         def notify(event: str, **fields: Any) -> None:
             if event not in UNLOGGED:

@@ -20,10 +20,12 @@ CONSTANT = 1e-12
 
 
 def claimed_counts(claimed: Reconstruction) -> Counter[int]:
-    """Count each claimed label: from `label_counts`, else from the labels of the examples."""
+    """Count each claimed label; labels with several values for an example claim nothing."""
     if claimed.label_counts is not None:
         return Counter({k: n for k, n in claimed.label_counts.items() if n > 0})
-    return Counter([] if claimed.labels is None else claimed.labels.flatten().tolist())
+    if (labels := claimed.labels) is None or labels.shape[1:].numel() != 1:
+        return Counter()
+    return Counter(labels.flatten().tolist())
 
 
 def true_counts(truth: Truth) -> Counter[int]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import PluginError
+from fedsim.libraries import asking
 from fedsim.metric import FORMAT, Metric
 from fedsim.metrics.fixed import fixed_claim, frequent_tokens, reads_labels, without_a_word
 from fedsim.plugin import GROUPS
@@ -125,8 +126,13 @@ def applicable(
         metric
         for metric in together(more).values()
         if any(field in recovers for field in metric.fields)
-        and (spec is None or metric.suits(spec))
+        and (spec is None or _suits(metric, spec))
     ]
+
+
+def _suits(metric: Metric, spec: Spec) -> bool:
+    with asking(metric.name, "suits"):
+        return metric.suits(spec)
 
 
 def baselines(

@@ -29,7 +29,7 @@ import tomli_w
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fedsim.adversary import Adversary
-from fedsim.defense import Defense, contradictions
+from fedsim.defense import Defense, check_declared, contradictions
 from fedsim.errors import ScenarioError, did_you_mean
 from fedsim.knowledge import Knowledge
 from fedsim.metric import Metric
@@ -174,6 +174,8 @@ class Scenario(Seeded):
     def _check_defenses(self) -> None:
         """Check that defenses exist, do not contradict each other, and name existing clients."""
         defenses = self.build_defenses()
+        for defense in defenses:
+            check_declared(defense)
         found = contradictions(defenses)
         for i, defense in enumerate(defenses):
             for client in () if defense.clients == "all" else defense.clients:

@@ -4,10 +4,16 @@ import functools
 from collections.abc import Mapping
 
 from fedsim.defense import Defense, Exposure, overlap
+from fedsim.errors import PluginError
+from fedsim.libraries import asking
 from fedsim.scenario.built import BuiltRun
 
 PLAIN_MEAN = ("FedAvg", "FedProx", "FedSGD")
 """Strategies whose new model is the plain mean of what clients send, so that noise adds up."""
+
+
+TAKEN = frozenset({"round", "of", "point", "loss", "accuracy", "num_examples", "train_loss"})
+"""Names that mean something else in utility.csv."""
 
 
 class Budget:
@@ -35,7 +41,7 @@ class Budget:
             The quantities by name. If several defenses report, a name begins with the defense's.
         """
         reports = {
-            position: dict(defense.spent(self._exposure(position, rounds, taken_part)))
+            position: _reported(defense, self._exposure(position, rounds, taken_part))
             for position, defense in enumerate(self.defenses)
             if type(defense).spent is not Defense.spent
         }
@@ -55,7 +61,7 @@ class Budget:
         return [
             caution
             for position, defense in enumerate(self.defenses)
-            for caution in defense.cautions(self._exposure(position, rounds, taken_part))
+            for caution in _cautions(defense, self._exposure(position, rounds, taken_part))
         ]
 
     def _exposure(self, position: int, rounds: int, taken_part: Mapping[int, int]) -> Exposure:
@@ -91,3 +97,29 @@ class Budget:
             buffers=self._names[1],
             uniform=self.task.draws_uniformly and training.batching == "draw",
         )
+
+
+def _reported(defense: Defense, exposure: Exposure) -> dict[str, float]:
+    """What a defense has spent, as numbers by name."""
+    with asking(defense.name, "spent"):
+        found = defense.spent(exposure)
+    try:
+        report = {str(name): float(value) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise PluginError(
+            f"{defense.name}: spent returned {type(found).__name__} {found!r:.60}, expected "
+            "numbers by name, such as {'epsilon': 3.1}"
+        ) from error
+    if taken := sorted(TAKEN & {*report}):
+        raise PluginError(
+            f"{defense.name}: spent reports {', '.join(taken)}, which utility.csv has for "
+            "something else: choose another name"
+        )
+    return report
+
+
+def _cautions(defense: Defense, exposure: Exposure) -> list[str]:
+    """The warnings of a defense."""
+    with asking(defense.name, "cautions"):
+        found = defense.cautions(exposure)
+        return [found] if isinstance(found, str) else [*found]

@@ -8,10 +8,10 @@ from opacus.accountants import create_accountant
 from support.private import exposure, spent
 from support.tiny import scenario
 
-from defenses import DPSGD, ClientDP
+from defenses import DPSGD, ClientDP, GaussianNoise
 from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate
-from fedsim.errors import ScenarioError
+from fedsim.errors import PluginError, ScenarioError
 from fedsim.privacy import epsilon
 from fedsim.scenario.built import build
 from fedsim.training.budget import Budget
@@ -175,3 +175,36 @@ def test_an_accountant_that_gives_up_says_so_before_any_training():
     with pytest.raises(ScenarioError, match=r"cannot count noise of 1e-200.*accountant = .rdp"):
         preflight(scenario(defenses=[settings]))
     assert epsilon(50.0, 0.01, 1, 0.5) == 0  # never negative
+
+
+# --- members of somebody's defense -----------------------------------------------------------
+
+
+def broken(*arguments):
+    raise RuntimeError("it broke")
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "words"),
+    [
+        ("spent", broken, "spent raised RuntimeError: it broke"),
+        ("spent", lambda *_: 3.0, "spent returned float 3.0, expected numbers by name"),
+        ("spent", lambda *_: {"epsilon": "much"}, "spent returned dict .*, expected numbers"),
+        ("spent", lambda *_: {"loss": 3}, "spent reports loss, .*: choose another name"),
+        ("cautions", broken, "cautions raised RuntimeError: it broke"),
+        ("prepare", broken, "prepare raised RuntimeError: it broke"),
+        ("effect", property(broken), "effect raised RuntimeError: it broke"),
+        ("effect", "other", "effect is 'other', expected one of 'values', 'zeros', 'format'"),
+        ("remembers", property(broken), "remembers raised RuntimeError: it broke"),
+    ],
+)
+def test_a_broken_defense_is_named_before_training(monkeypatch, member, value, words):
+    monkeypatch.setattr(GaussianNoise, member, value)
+    with pytest.raises(PluginError, match=f"gaussian-noise: {words}"):
+        preflight(scenario(defenses=[{"name": "gaussian-noise"}]))
+
+
+def test_a_caution_in_place_of_a_list_is_one_caution(monkeypatch):
+    monkeypatch.setattr(GaussianNoise, "cautions", lambda *_: "one two")
+    _, cautions = preflight(scenario(defenses=[{"name": "gaussian-noise"}]))
+    assert "one two" in cautions

@@ -51,6 +51,16 @@ def test_precision_and_recall_have_known_answers(claimed, true, precision, recal
         assert scored("label_recall", one, labelled(true)) == recall
 
 
+@pytest.mark.parametrize(
+    "name", ["asr", "label_f1", "label_precision", "label_recall", "label_exact"]
+)
+def test_several_values_for_each_label_claim_nothing(name):
+    one_hot = Reconstruction(labels=torch.nn.functional.one_hot(torch.tensor([1, 0]), 4))
+    assert scored(name, one_hot, labelled([0, 1])) == 0
+    column = Reconstruction(labels=torch.tensor([[1], [0]]))
+    assert scored(name, column, labelled([0, 1])) == 1
+
+
 @given(counts, counts)
 @settings(max_examples=50, deadline=None)
 def test_f1_is_the_harmonic_mean_of_precision_and_recall(claimed, true):

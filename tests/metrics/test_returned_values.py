@@ -1,4 +1,4 @@
-"""What `compute` of somebody's metric returns becomes a plain number, or a sentence."""
+"""What `compute` of somebody's metric returns becomes a number, and what it changes is its own."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 from fedsim import testing
 from fedsim.errors import PluginError
 from fedsim.metric import Measure, Metric
+from fedsim.metrics import applicable
 from fedsim.records import Reconstruction, Truth
 
 
@@ -39,3 +40,36 @@ def test_a_tensor_with_one_value_is_a_number(value):
 def test_what_is_no_number_is_named(value):
     with pytest.raises(PluginError, match=r"compute of 'worst' returned .*, expected a number"):
         score(value)
+
+
+def test_what_a_metric_changes_no_other_metric_is_given():
+    class Spoils(type(metric(0.5))):
+        """Sorts and scales in place."""
+
+        name = "spoils"
+
+        def compute(self, claimed, truth, spec):
+            assert claimed.inputs[0].mul_(0).sum() == 0
+            claimed.attributes["speaker"][0].clear()
+            return truth.labels.fill_(7).float().mean()
+
+    inputs, labels = [torch.ones(3)], torch.tensor([1])
+    claimed = Reconstruction(inputs=inputs, labels=labels, attributes={"speaker": [{"ann": 1.0}]})
+    truth = Truth(labels=labels)
+    assert Spoils().score(claimed, truth, testing.SPEC) == 7
+    assert truth.labels.tolist() == [1]
+    assert claimed.inputs[0].tolist() == [1, 1, 1]
+    assert claimed.attributes == {"speaker": [{"ann": 1.0}]}
+
+
+def test_what_suits_raises_is_said_in_a_sentence():
+    class Choosy(type(metric(0.5))):
+        """Knows no answer."""
+
+        name = "choosy"
+
+        def suits(self, spec):
+            raise KeyError("size")
+
+    with pytest.raises(PluginError, match="choosy: suits raised KeyError: 'size'"):
+        applicable({"labels"}, testing.SPEC, [Choosy()])

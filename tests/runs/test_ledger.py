@@ -232,6 +232,16 @@ def test_a_file_in_the_place_of_an_artifacts_folder_is_one_clear_error(ledger):
         ledger.artifact("artifacts/r0001/llg/picture.png", b"")
 
 
+def test_of_two_runs_that_start_in_a_new_folder_one_writes(tmp_path):
+    with (
+        alone_in(tmp_path / "run"),
+        pytest.raises(RunFolderError, match=r"is being written by process [0-9]+ on"),
+    ):
+        simulate(scenario(), tmp_path / "run")
+    assert [*(tmp_path / "run").iterdir()] == [tmp_path / "run" / ".lock"]
+    simulate(scenario(), tmp_path / "run")
+
+
 def test_nothing_to_resume_is_said(tmp_path):
     with pytest.raises(RunFolderError, match="holds no run to resume"):
         Ledger.create(tmp_path / "none", RUN, resume=True)
