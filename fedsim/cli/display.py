@@ -29,6 +29,9 @@ if a round takes longer than PAUSE seconds, and one of attacks after SILENCE sec
 MOST_ROWS, MOST_CLIENTS = 16, 6
 """How many busy workers a terminal shows, and how many clients of each."""
 
+MOST_LETTERS = 500
+"""How much of a failed attack's error is shown; findings.csv has more."""
+
 
 class Display:
     """An observer that shows rounds, clients, running attacks and leakage.
@@ -164,7 +167,10 @@ class Display:
             return
         first = findings[0]
         if first.status != "ok":
-            self._say(f"{first.victim} {first.label}: {first.status}: {first.error}")
+            error = str(first.error)
+            more = " ... (more in findings.csv)" if len(error) > MOST_LETTERS else ""
+            said = f"{first.status}: {error[:MOST_LETTERS]}{more}"
+            self._say(f"{first.victim} {first.label}: {said}")
         self._open[first.round] -= 1
         if first.round in self._late and not self._open[first.round]:
             self._late.remove(first.round)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from fedsim.attacking.progress import AttackProgress, RunningAttacks
 from fedsim.cli import app, main
 from fedsim.cli.display import Display
+from fedsim.errors import RunFolderError
 
 SWEEP = """
 seed = 7
@@ -128,6 +129,17 @@ def test_off_a_terminal_no_round_leaks_to_attacks_that_failed():
     assert "leaked" not in console.export_text()
 
 
+def test_an_error_as_long_as_a_page_is_cut():
+    console = Console(width=9000, record=True)
+    broken = finding(1, None)
+    broken.status, broken.error, broken.victim = "failed", "o" * 2000, "r0001-c0000"
+    with Display(console) as display:
+        display("attacks", round=1, queued=1, pending=1)
+        display("findings", findings=[broken], pending=0)
+    said = next(line for line in console.export_text().splitlines() if "failed" in line).strip()
+    assert said == f"r0001-c0000 dlg: failed: {'o' * 500} ... (more in findings.csv)"
+
+
 def test_off_a_terminal_attacked_rounds_have_lines_of_their_own():
     console = Console(width=200, record=True)
     with Display(console) as display:
@@ -178,8 +190,7 @@ def test_characters_that_a_log_cannot_hold_end_no_command(monkeypatch):
 
 
 def test_an_error_of_the_operating_system_is_one_line(tmp_path, monkeypatch, capsys):
-    command = ["fedsim", "run", "quickstart", "--out", str(tmp_path / ("long" * 100))]
-    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(sys, "argv", ["fedsim", "report", str(tmp_path / ("long" * 100))])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
@@ -188,3 +199,10 @@ def test_an_error_of_the_operating_system_is_one_line(tmp_path, monkeypatch, cap
     monkeypatch.setenv("FEDSIM_DEBUG", "1")
     with pytest.raises(OSError, match="File name too long"):
         main()
+
+
+def test_a_run_folder_that_cannot_be_made_is_a_mistake_with_a_way_out(tmp_path):
+    command = ["run", "quickstart", "--out", str(tmp_path / ("long" * 100))]
+    done = CliRunner().invoke(app, command)
+    with pytest.raises(RunFolderError, match=r"File name too long\. Choose another --out"):
+        raise done.exception
