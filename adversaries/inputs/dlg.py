@@ -64,7 +64,8 @@ class DLG(InputMatching):
     parameters of ||dL(x', softmax(y'))/dW - dL(x, y)/dW||^2. A start that diverges (D is NaN, Inf,
     or above `diverged` times that of a gradient of zeros after 10 outer steps) or stalls (D falls
     by less than 5 % in 25 outer steps) is restarted; the restart with the lowest D is kept. Victims
-    of one round are attacked in one batched optimisation, which does not change any result.
+    of one round are attacked in one batched optimisation, which changes results only of models with
+    dropout, whose masks are drawn for all together.
 
     The authors' code takes steps of length 1 (`line_search = "none"`) and one start; the default
     here backtracks (Armijo), so that most starts converge.

@@ -64,7 +64,7 @@ def work(
     """
     from fedsim.cli.display import Display
     from fedsim.cli.summary import print_summary
-    from fedsim.errors import ClientError, EngineError
+    from fedsim.errors import ClientError, DiskFull, EngineError
 
     command = f"continue with: {shlex.join(again)}"
     try:
@@ -79,7 +79,7 @@ def work(
             if module in sys.modules:
                 getattr(sys.modules[module], end)()
         os._exit(130)  # leaving by the front door, Ray takes seconds to say goodbye
-    except (ClientError, EngineError):
+    except (ClientError, DiskFull, EngineError):
         table = folder / "findings.csv"
         if table.exists() and table.read_bytes().count(b"\n") > 1:
             typer.secho(f"what was found is in {folder}; {command}", fg="yellow", err=True)

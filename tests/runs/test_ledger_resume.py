@@ -60,6 +60,7 @@ def test_a_full_disk_costs_no_row_and_room_gives_the_same_table(tmp_path):
     )
     assert done.returncode == 1, done.stderr
     assert "findings.csv cannot be written: File too large" in done.stderr
+    assert "continue with: fedsim run full --resume" in done.stderr
     assert "Traceback" not in done.stderr
     before = rows(tmp_path / "full")
     simulate(run, tmp_path / "full", resume=True)
