@@ -10,7 +10,7 @@ from fedsim.engine import Engine
 from fedsim.federation import federate
 from fedsim.federation.client import answers, app
 from fedsim.federation.grid import LocalGrid, answer, private
-from fedsim.federation.session import share
+from fedsim.federation.session import share, told
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario.built import BuiltRun
 
@@ -46,4 +46,5 @@ class InlineEngine(Engine):
         share(built)
         runner = AttackRunner(built, point)
         grid = InlineGrid(built.scenario.training.clients)
-        federate.run(built, ledger, grid, InlineExecutor(runner, observer), point, observer)
+        with told(lambda text: observer("caution", text=text)):
+            federate.run(built, ledger, grid, InlineExecutor(runner, observer), point, observer)

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedsim.attacking.probes import check_probes
 from fedsim.defense import Defense
-from fedsim.engine import check_address, engine_name
+from fedsim.engine import check_address, engine_name, workers
 from fedsim.engine.process import attack_cautions, check_gpus, check_importable
 from fedsim.errors import DataError, FedsimError, PluginError, ScenarioError
 from fedsim.federation.strategies import build_strategy, quiet
@@ -50,6 +50,8 @@ def preflight(
     if engine_name(scenario) != "inline":
         check_importable(scenario)
     check_gpus(scenario, clients_too=not nodes_decide)
+    if engine_name(scenario) == "flower" and not nodes_decide:
+        _check_room(scenario)
     too_many = _too_many_victims(scenario)
     if too_many and not nodes_decide:
         raise ScenarioError("\n".join(too_many))
@@ -64,6 +66,26 @@ def preflight(
                 "\n  - ".join([f"task '{built.task.name}' cannot be used:", *complaints])
             ) from error
         raise
+
+
+def _check_room(scenario: Scenario) -> None:
+    """Refuse clients without a place in Flower's simulation, whose server waits for them in vain.
+
+    Raises:
+        ScenarioError: A client reserves no CPU, by which Flower divides, or more than there are.
+    """
+    engine, cpus = scenario.engine, workers(scenario)
+    if not 0 < engine.cpus_per_client <= cpus:
+        raise ScenarioError(
+            f"engine.cpus_per_client = {engine.cpus_per_client:g}, and Flower's simulation has "
+            f"engine.workers = {cpus} CPUs: expected more than 0 and at most as many. Change one "
+            "of the two"
+        )
+    if engine.gpus_per_client > (found := torch.cuda.device_count()):
+        raise ScenarioError(
+            f"engine.gpus_per_client = {engine.gpus_per_client:g}, and PyTorch finds {found} "
+            "GPUs. Lower it"
+        )
 
 
 def own_task_complaints(built: BuiltRun) -> list[str]:

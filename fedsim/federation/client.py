@@ -7,7 +7,6 @@ import contextlib
 import functools
 import itertools
 import operator
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -104,7 +103,7 @@ def _prepared(messages: Sequence[Message], contexts: Sequence[Context]) -> int:
             session.finished |= _together(messages[:some], contexts[:some])
         except (Exception, SystemExit) as error:  # the client that fails alone, too, is named
             if some > 1:
-                warnings.warn(f"{ALONE}: {brief(error)}", stacklevel=2)
+                session.warn(f"{ALONE}: {brief(error)}")
     elif _trains(messages[0], scenario):
         some = group_size(cast(ArrayRecord, content["arrays"]))
         with contextlib.suppress(Exception, SystemExit):  # raised again where each trains alone

@@ -6,7 +6,8 @@ scenario's text, which every message carries.
 
 import contextlib
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -40,7 +41,7 @@ class Session:
     """
 
     def __init__(self, built: BuiltRun) -> None:
-        self.built = built
+        self.built, self._told = built, set[str]()
         deterministic(built.scenario.engine.deterministic)
         self.module = built.task.module().to(device_of(built.scenario.engine, "client"))
         self._initial = {key: value.clone() for key, value in self.module.state_dict().items()}
@@ -48,6 +49,12 @@ class Session:
         self._arrays: dict[str, Tensor] = {}
         self._loaded: list[tuple[list[str], list[Tensor]]] = []
         self.finished: dict[tuple[int, int], tuple[Update, float] | BaseException] = {}
+
+    def warn(self, text: str) -> None:
+        """Tell something about the training in this process, once."""
+        if text not in self._told:
+            self._told.add(text)
+            _LISTENERS[-1](text)
 
     def train_together(
         self,
@@ -82,6 +89,7 @@ class Session:
                 trained=task.trained(self.module),
                 reduction=task.reduction,
                 proximal_mu=proximal_mu,
+                warn=self.warn,
             )
 
     def is_pure(self, clients: Sequence[int]) -> bool:
@@ -210,6 +218,19 @@ class Session:
 
 _SESSIONS: dict[str, Session] = {}
 """The latest sessions, by the text of their scenarios, oldest first."""
+
+_LISTENERS: list[Callable[[str], object]] = [warnings.warn]
+"""What is told of warnings of the training: the last one."""
+
+
+@contextlib.contextmanager
+def told(listener: Callable[[str], object]) -> Iterator[None]:
+    """Pass warnings of the training within to a function, and not to Python's `warnings`."""
+    _LISTENERS.append(listener)
+    try:
+        yield
+    finally:
+        _LISTENERS.pop()
 
 
 def share(built: BuiltRun) -> None:

@@ -1,7 +1,7 @@
 """Local training of several clients at once, as one batch of models (`engine.vectorize`)."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ def train_together(
     trained: frozenset[str],
     reduction: Reduction = "example",
     proximal_mu: float = 0.0,
+    warn: Callable[[str], object] = warnings.warn,
 ) -> list[tuple[Update, float]]:
     """Do for several clients what `train_locally` does for one, with the same sums in other order.
 
@@ -70,6 +71,7 @@ def train_together(
         trained: Names of the trained parameters.
         reduction: What the loss is a mean over.
         proximal_mu: The weight of FedProx's term, which the strategy sends.
+        warn: Called with a sentence each time that the GPU has too little memory.
 
     Returns:
         The update and the mean training loss of each client.
@@ -89,7 +91,7 @@ def train_together(
                 raise
             half = len(group) // 2
             groups += [group[:half], group[half:]]
-            warnings.warn(TOO_MANY, stacklevel=2)  # once a process
+            warn(TOO_MANY)
             torch.cuda.empty_cache()
             continue
         found |= dict(zip(group, made, strict=True))

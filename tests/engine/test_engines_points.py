@@ -11,7 +11,7 @@ from support.tiny import rows, scenario
 from fedsim.engine.flower import _environment
 from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate
-from fedsim.errors import ClientError
+from fedsim.errors import ClientError, ScenarioError
 
 
 @pytest.mark.usefixtures("rogues_everywhere")
@@ -81,3 +81,23 @@ def test_workers_that_an_engine_does_not_have_are_named(engine, expected):
     (only,) = cautions
     assert only.startswith(expected)
     assert only.endswith('Set engine.name = "ray"')
+
+
+@pytest.mark.parametrize("cpus", [64.0, 0.0])
+def test_a_client_without_a_place_in_flowers_simulation_is_refused(cpus):
+    engine = {"workers": 2, "cpus_per_client": cpus}
+    with pytest.raises(ScenarioError) as told:
+        preflight(scenario(engine={"name": "flower", **engine}))
+    assert str(told.value) == (
+        f"engine.cpus_per_client = {cpus:g}, and Flower's simulation has engine.workers = 2 CPUs: "
+        "expected more than 0 and at most as many. Change one of the two"
+    )
+    preflight(scenario(engine=engine))  # fedsim's own session on Ray has a place for every worker
+
+
+def test_a_client_of_flowers_simulation_has_no_more_gpus_than_there_are(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    engine = {"name": "flower", "workers": 2, "gpus_per_client": 3}
+    with pytest.raises(ScenarioError, match=r"gpus_per_client = 3, and PyTorch finds 2 GPUs"):
+        preflight(scenario(engine=engine))

@@ -1,5 +1,7 @@
 """Clients trained at once (`engine.vectorize`) send what each would send alone."""
 
+import re
+
 import pytest
 import torch
 from flwr.app import Array, Message, RecordDict
@@ -7,16 +9,30 @@ from support.tiny import ask, config, initial, rows, scenario, sent
 
 from fedsim.engine.inline import InlineGrid
 from fedsim.engine.preflight import preflight
+from fedsim.engine.ray import clients as ray_clients
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ScenarioError
 from fedsim.federation import client as clients
+from fedsim.federation import session
 from fedsim.training import together
 from fedsim.training.local import local_training, train_locally
 from fedsim.training.together import train_together
 
 pytestmark = pytest.mark.usefixtures("unreported")
 
+
 STEPS = {"algorithm": "fedavg", "local_steps": 3, "lr": 0.05}
+
+
+def cautions(run, folder):
+    """What the user of a run is warned of."""
+    told = []
+
+    def observer(event, **fields):
+        told.extend([fields["text"]] if event == "caution" else [])
+
+    simulate(run, folder, observer=observer)
+    return told
 
 
 @pytest.mark.parametrize(
@@ -91,15 +107,14 @@ def test_a_run_trains_them_at_once_and_defends_each_alone(tmp_path, monkeypatch)
 
 
 def test_where_training_at_once_fails_each_client_is_trained_alone(tmp_path, monkeypatch):
-    from fedsim.federation import session
-
     def broken(*args, **settings):
         raise RuntimeError("one client's data are wrong")
 
     simulate(scenario(), tmp_path / "alone")
     monkeypatch.setattr(session, "train_together", broken)
-    with pytest.warns(UserWarning, match="each is trained alone: .*one client's data are wrong"):
-        simulate(scenario(engine={"workers": 1, "vectorize": 4}), tmp_path / "run")
+    told = cautions(scenario(engine={"workers": 1, "vectorize": 4}), tmp_path / "run")
+    (only,) = told  # of two rounds
+    assert re.search("each is trained alone: .*one client's data are wrong", only)
     assert rows(tmp_path / "run", "utility.csv") == rows(tmp_path / "alone", "utility.csv")
 
 
@@ -165,6 +180,46 @@ def test_a_gpu_without_enough_memory_gets_half_of_the_clients(monkeypatch):
     expected = [train_locally(one, before, trained=trained)[1] for one in several]
     assert [loss for _, loss in found] == pytest.approx(expected, rel=1e-5)
     assert sizes == [5, 3, 2, 1, 2]
+
+
+@pytest.fixture
+def short_of_memory(monkeypatch):
+    """A GPU with memory for one client."""
+    at_once = together._at_once
+
+    def small(training, batches, *args):
+        if len(batches) > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return at_once(training, batches, *args)
+
+    monkeypatch.setattr(together, "_at_once", small)
+
+
+def test_too_little_memory_is_said_once_a_run(short_of_memory, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedsim.engine.preflight.check_vectorize", lambda built, module: None)
+    run = scenario(engine={"workers": 1, "vectorize": 4}, adversaries=[])
+    assert cautions(run, tmp_path / "run") == [together.TOO_MANY]  # in two rounds
+
+
+def test_too_little_memory_of_two_workers_is_said_once(short_of_memory, monkeypatch):
+    class Actor:
+        """A worker of Ray's, in this process."""
+
+        def __init__(self):
+            self.answer = self
+
+        def remote(self, asked):
+            session._SESSIONS.clear()  # those of a process of its own
+            return ray_clients.ClientWorker().answer(asked)
+
+    monkeypatch.setattr(ray_clients.ray, "wait", lambda tasks, timeout: (tasks, []))
+    monkeypatch.setattr(ray_clients.ray, "get", lambda task: task)
+    run, told = scenario(engine={"workers": 2, "vectorize": 4}), []
+    grid = ray_clients.RayGrid(6, [Actor(), Actor()], Actor, run.engine, told.append)
+    content = RecordDict({"arrays": initial(run), "config": config(run, **{"server-round": 1})})
+    asked = [Message(content, 1000 + node, "train") for node in range(6)]
+    assert not any(reply.has_error() for reply in grid.send_and_receive(asked))
+    assert told == [together.TOO_MANY]
 
 
 DECIDING = """

@@ -23,6 +23,7 @@ from fedsim.federation import federate
 from fedsim.federation.arrays import bytes_of
 from fedsim.federation.client import answers
 from fedsim.federation.grid import MACHINE_TOO_SMALL, RAISED, LocalGrid
+from fedsim.federation.session import told
 from fedsim.runs.ledger import Ledger
 from fedsim.scenario import Scenario
 from fedsim.scenario.built import BuiltRun
@@ -44,12 +45,14 @@ class ClientWorker:
         """Answer messages, each with its client's context.
 
         Returns:
-            The replies, each with the state that the client has after it.
+            The replies, each with the state that the client has after it, and warnings.
         """
         messages, contexts = unpack(asked)
-        with held():
+        warned = list[str]()
+        with held(), told(warned.append):
             replies = [*answers(messages, contexts)]
-        return pack([(reply, c.state) for reply, c in zip(replies, contexts, strict=True)])
+        pairs = [(reply, c.state) for reply, c in zip(replies, contexts, strict=True)]
+        return pack((pairs, warned))
 
 
 class _GivenUp(RayError):
@@ -68,7 +71,7 @@ class RayGrid(LocalGrid):
         pool: The actors.
         new: Makes another actor.
         settings: What each actor reserves, and how long it may be without a place.
-        warn: Called with a warning if fewer actors have a place than there should be.
+        warn: Called with each warning: those of actors, and if fewer than asked have a place.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class RayGrid(LocalGrid):
     ) -> None:
         super().__init__(clients)
         self._pool, self._new = pool, new
-        self._settings, self._warn = settings, warn
+        self._settings, self._warn, self._told = settings, warn, set[str]()
         self._placeless: dict[int, float] = {}
 
     def exchange(self, messages: Sequence[Message]) -> Iterator[Message]:
@@ -117,7 +120,12 @@ class RayGrid(LocalGrid):
             if self._pool[index] is not actor:
                 raise _GivenUp
         self._placeless.pop(index, None)
-        return unpack(ray.get(task))  # type: ignore[no-any-return]
+        pairs, warned = unpack(ray.get(task))
+        for text in warned:
+            if text not in self._told:  # by another actor
+                self._told.add(text)
+                self._warn(text)
+        return pairs  # type: ignore[no-any-return]
 
     def _find_places(self) -> None:
         """Replace actors that have ended, and give up those that have no place for long."""
