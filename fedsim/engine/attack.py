@@ -195,8 +195,11 @@ def _points(
     found = scenario.points()
     for name in names or ():
         if name not in found:
-            what = f"no point '{name}' in this run's sweep." if scenario.sweep else "no sweep here."
-            raise ScenarioError(f"{what} {did_you_mean(name, found)}")
+            if not scenario.sweep:
+                raise ScenarioError(f"no point '{name}': this run has no [sweep]")
+            raise ScenarioError(
+                f"no point '{name}' in this run's sweep. {did_you_mean(name, found)}"
+            )
     chosen = {}
     for name in names or found:
         table = changed(scenario, name, found[name], changes)

@@ -8,6 +8,7 @@ receiver         one client's reply: an interception, or why it is refused
 replies          the update in a reply, of fedsim's clients or another project's
 fedsgd           FedSGD: clients send gradients, the server takes the step
 strategies       strategies by name
+utility          what a task's evaluation returns, checked
 wrappers         followed clients, and the learning rate of each round
 checkpoint       checkpoints, from which an interrupted run continues
 spool            a round's replies on disk, if they need much memory

@@ -6,6 +6,7 @@
 import contextlib
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -23,12 +24,14 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedsim.defense import Training
+from fedsim.errors import PluginError
 from fedsim.federation.arrays import content_of, group_size, tensor_record
 from fedsim.federation.contents import config_record, filled
 from fedsim.federation.defended import client_number, defend, remembered, signature
 from fedsim.federation.grid import CLIENT_KEY, UPDATE_KEY, Meaning, answer
 from fedsim.federation.secure.client import secured
 from fedsim.federation.session import Session, session_of
+from fedsim.federation.utility import utility
 from fedsim.libraries import brief
 from fedsim.records import Update
 from fedsim.scenario.built import BuiltRun
@@ -271,9 +274,15 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Reply with the global model's loss and metrics on the client's own examples."""
     session, _, _ = _open(message)
-    utility = session.built.task.evaluate(session.module, client_number(context))
-    examples = int(utility.pop("num_examples"))
-    metrics = MetricRecord({"num-examples": examples, **utility})
+    task = session.built.task
+    found = utility(task, session.module, client_number(context))
+    examples = found.pop("num_examples", math.nan)
+    if not 1 <= examples < math.inf:
+        raise PluginError(
+            f"evaluate() of task '{task.name}' returned num_examples = {examples}; expected the "
+            "number of examples that its means are over"
+        )
+    metrics = MetricRecord({"num-examples": int(examples), **found})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 

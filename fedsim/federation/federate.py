@@ -7,23 +7,21 @@ from collections.abc import Iterator
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from torch import nn
 
 from fedsim import interrupts
 from fedsim.attacking.campaign import Campaign
 from fedsim.attacking.executor import Executor, Observer
-from fedsim.errors import PluginError
 from fedsim.federation.checkpoint import Checkpoint, Checkpoints, Later, capture, restore
 from fedsim.federation.grid import LocalGrid
 from fedsim.federation.secure.grid import SecureGrid
 from fedsim.federation.server import HonestButCurious
 from fedsim.federation.strategies import build_strategy
+from fedsim.federation.utility import utility
 from fedsim.federation.wrappers import Following, Scheduled, Wrapper
 from fedsim.runs.ledger import Ledger, place
 from fedsim.scenario.built import BuiltRun
 from fedsim.scenario.devices import device_here
 from fedsim.seeds import WIDE, derive, reseed
-from fedsim.task import Task
 from fedsim.training.budget import Budget
 from fedsim.victim import load_arrays
 
@@ -82,15 +80,16 @@ def run(
         interrupts.check()  # before a client that failed because of one counts as failed
         state = dict(arrays.to_torch_state_dict())
         load_arrays(module, state)
-        utility = _utility(task, module) if settings.evaluates(round) else {}
-        values = {**utility, **curious.metrics, **budget.spent(round, curious.taken_part)}
+        found = utility(task, module) if settings.evaluates(round) else {}
+        found.pop("num_examples", None)
+        values = {**found, **curious.metrics, **budget.spent(round, curious.taken_part)}
         ledger.utility(round, values, point)
         if round:  # a run needs no checkpoint to begin with round 1
             states = None if local is None else local.states()
             checkpoints.add(capture(round, state, strategy, states, curious.taken_part))
         observer("round", round=round, of=settings.rounds, point=point, **values)
         reseed(derive(seed, "round", round), wide=seed >= WIDE)
-        return MetricRecord(dict(utility))
+        return MetricRecord(dict(found))
 
     server: Wrapper = curious
     if done is not None and local is not None:
@@ -136,14 +135,3 @@ def _frozen() -> Iterator[None]:
 
 play = run
 """The name that `run` had."""
-
-
-def _utility(task: Task, module: nn.Module) -> dict[str, float]:
-    """What a task's evaluation returns, without the number of examples."""
-    found = task.evaluate(module)
-    try:
-        return {name: float(found[name]) for name in found if name != "num_examples"}
-    except (TypeError, ValueError) as error:
-        raise PluginError(
-            f"evaluate() of task '{task.name}' returned {found!r:.80}; expected numbers by name"
-        ) from error

@@ -60,7 +60,7 @@ def read_update(
         UpdateRefused: The update is broken.
     """
     if reply.has_error():
-        raise ClientError(visible(_raised(reply.error.reason)) or f"error code {reply.error.code}")
+        raise ClientError(reason(reply))
     content = reply.content
     _check_length(content)
     arrays, numbers = records_of(content, ArrayRecord), records_of(content, MetricRecord)
@@ -116,6 +116,11 @@ def read_update(
             f"num-examples is {count}"
         )
     return Update(tensors=tensors, **{**vars(meaning), "buffers": buffers})
+
+
+def reason(reply: Message) -> str:
+    """Why a client failed, of a reply that is an error."""
+    return visible(_raised(reply.error.reason)) or f"error code {reply.error.code}"
 
 
 def _raised(reason: str | None) -> str:

@@ -28,7 +28,7 @@ from fedsim.federation.fedsgd import FedSGD
 from fedsim.federation.identities import Identities
 from fedsim.federation.project import WatchedProject
 from fedsim.federation.receiver import Receiver
-from fedsim.federation.replies import Names, check_metrics, failures, names_of, outnumbered
+from fedsim.federation.replies import Names, check_metrics, failures, names_of, outnumbered, reason
 from fedsim.federation.replies import read_update as read_update
 from fedsim.federation.senders import by_node
 from fedsim.federation.spool import Spool, in_groups
@@ -220,14 +220,9 @@ class HonestButCurious(Wrapper):
         if failed:
             self._note_failures(server_round, failed)
         if failed and self.on_failure != "pass":
-            named = "\n".join(f"  client {c}: {line(why)}" for c, why in sorted(failed.items()))
             if self.on_failure == "stop":
                 self.campaign.collect(wait=True)
-                setting = "" if self._owned else "training."
-                raise ClientError(
-                    f"round {server_round}: {len(failed)} of {len(self._sent)} clients failed\n"
-                    f'{named}\nTo go on without such clients: {setting}on_failure = "drop"'
-                )
+                raise self._stopped(f"round {server_round}", failed, len(self._sent))
             kept = [r for r in kept if self._number(r.metadata.src_node_id) not in failed]
         return self._aggregated(server_round, kept)
 
@@ -242,6 +237,19 @@ class HonestButCurious(Wrapper):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """As the strategy does; records the attacks that have ended."""
+        if self._campaign is not None and self.on_failure != "pass":
+            replies = [*replies]
+            failed = {
+                self._number(reply.metadata.src_node_id): f"ClientError: {reason(reply)}"
+                for reply in replies
+                if reply.has_error()
+            }
+            if failed and self.on_failure == "stop":
+                self.campaign.collect(wait=True)
+                raise self._stopped(f"evaluation of round {server_round}", failed, len(replies))
+            if failed:
+                text = f"the evaluation of round {server_round} is without {failures(failed)}"
+                self.campaign.observer("caution", text=text)
         metrics = super().aggregate_evaluate(server_round, replies)
         self.metrics |= {f"client_{name}": value for name, value in _scalars(metrics).items()}
         if self._campaign is not None:
@@ -266,6 +274,15 @@ class HonestButCurious(Wrapper):
         elif self._owned:
             warnings.warn("no client revealed an example: nothing was attacked", stacklevel=2)
         return result
+
+    def _stopped(self, where: str, failed: Mapping[int, str], of: int) -> ClientError:
+        """What says which clients ended the training, and how to go on without them."""
+        named = "\n".join(f"  client {c}: {line(why)}" for c, why in sorted(failed.items()))
+        setting = "" if self._owned else "training."
+        return ClientError(
+            f"{where}: {len(failed)} of {of} clients failed\n{named}\n"
+            f'To go on without such clients: {setting}on_failure = "drop"'
+        )
 
     def _caution(self, campaign: Campaign) -> None:
         """Log once what speaks against the attacks of somebody's own project."""

@@ -46,6 +46,8 @@ def locate(source: str | Path) -> Path:
     for file in (builtin, FOLDER / f"{figure}.toml"):
         if file.is_file():
             return file
+    if (path / "scenario.toml").is_file():  # a run folder
+        return path / "scenario.toml"
     if path.is_dir():
         raise ScenarioError(
             f"no scenario '{source}': it is a folder without a scenario.toml, so that no run began "

@@ -8,7 +8,7 @@ from adversaries import IDLG
 from fedsim.engine.attack import attack
 from fedsim.engine.request import changed, changes_of
 from fedsim.engine.simulate import simulate
-from fedsim.errors import RunFolderError
+from fedsim.errors import RunFolderError, ScenarioError
 
 pytestmark = pytest.mark.usefixtures("unreported")
 
@@ -79,3 +79,9 @@ def test_points_with_other_data_than_the_scenario_itself_are_attacked(tmp_path):
     found = [row for row in rows(tmp_path / "run") if row["adversary"] == "idlg"]
     assert {row["status"] for row in found} == {"ok"}
     assert len({row["point"] for row in found}) == 2
+
+
+def test_a_point_of_a_run_without_a_sweep_is_named_with_the_reason(tmp_path):
+    simulate(scenario(training={"rounds": 1}), tmp_path / "run")
+    with pytest.raises(ScenarioError, match=r"no point 'lr=1': this run has no \[sweep\]"):
+        attack(tmp_path / "run", points=["lr=1"])

@@ -316,3 +316,8 @@ def test_what_would_only_fail_later_is_refused_at_once(changes, said):
 def test_one_override_is_a_list_of_one():
     with pytest.raises(ScenarioError, match=r"found the text 'seed=2'; expected a list, such as"):
         Scenario.load("quickstart", "seed=2")
+
+
+def test_a_run_folder_stands_for_its_scenario(tmp_path):
+    (tmp_path / "scenario.toml").write_text("seed = 5\n")
+    assert Scenario.load(tmp_path).seed == 5
