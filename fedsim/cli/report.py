@@ -20,7 +20,10 @@ def report(
     figures: Annotated[
         Path | None,
         typer.Option(
-            "--figures", metavar="DIR", help="Also write the plots of a run there, as PNG and SVG"
+            "--figures",
+            metavar="DIR",
+            file_okay=False,
+            help="Also write the plots of a run there, as PNG and SVG",
         ),
     ] = None,
 ) -> None:

@@ -112,6 +112,17 @@ def test_figures_of_several_runs_are_refused(folder, tmp_path):
     assert not (tmp_path / "figures").exists()
 
 
+def test_figures_in_place_of_a_file_are_refused_before_the_page_is_written(folder, tmp_path):
+    (tmp_path / "figures").write_text("")
+    (folder / "report.html").unlink(missing_ok=True)
+    refused = CliRunner().invoke(
+        app, ["report", str(folder), "--figures", str(tmp_path / "figures")]
+    )
+    assert refused.exit_code == 2
+    assert "is a file" in " ".join(refused.output.replace("│", "").split())
+    assert not (folder / "report.html").exists()
+
+
 def test_names_of_a_run_are_no_markup_and_no_formula(tmp_path):
     names = (HOSTILE, r"$\frac{", "<b>bold</b>")
     rows = [
