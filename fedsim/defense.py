@@ -178,7 +178,10 @@ class Defense(Plugin):
         return update
 
     def spent(self, exposure: Exposure) -> Mapping[str, float]:
-        """The privacy budget spent so far, such as {"epsilon": 3.1, "delta": 1e-5}."""
+        """The privacy budget spent so far, such as {"epsilon": 3.1, "delta": 1e-5}.
+
+        Names that utility.csv has for something else, such as "loss", are refused.
+        """
         return {}
 
     def cautions(self, exposure: Exposure) -> Sequence[str]:

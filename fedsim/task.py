@@ -227,7 +227,9 @@ class Task(Plugin, ABC):
             client: The client on whose examples it is evaluated; None for the test split.
 
         Returns:
-            Values by name. `num_examples` is the number of examples that the means are over.
+            Values by name, which are numbers. `num_examples`, which clients must give, is the
+            number of examples that the means are over. Names of a run's own fields, such as
+            "round" and "point", are refused.
         """
 
     def module(self) -> nn.Module:

@@ -29,8 +29,8 @@ if a round takes longer than PAUSE seconds, and one of attacks after SILENCE sec
 MOST_ROWS, MOST_CLIENTS = 16, 6
 """How many busy workers a terminal shows, and how many clients of each."""
 
-MOST_LETTERS = 500
-"""How much of a failed attack's error is shown; findings.csv has more."""
+MOST_CHARACTERS = 500
+"""Length at which a failed attack's error is cut; findings.csv has more of it."""
 
 
 class Display:
@@ -168,8 +168,8 @@ class Display:
         first = findings[0]
         if first.status != "ok":
             error = str(first.error)
-            more = " ... (more in findings.csv)" if len(error) > MOST_LETTERS else ""
-            said = f"{first.status}: {error[:MOST_LETTERS]}{more}"
+            more = " ... (more in findings.csv)" if len(error) > MOST_CHARACTERS else ""
+            said = f"{first.status}: {error[:MOST_CHARACTERS]}{more}"
             self._say(f"{first.victim} {first.label}: {said}")
         self._open[first.round] -= 1
         if first.round in self._late and not self._open[first.round]:

@@ -69,10 +69,10 @@ def preflight(
 
 
 def _check_room(scenario: Scenario) -> None:
-    """Refuse clients without a place in Flower's simulation, whose server waits for them in vain.
+    """Refuse clients that Flower's simulation can never start; its server would wait for them.
 
     Raises:
-        ScenarioError: A client reserves no CPU, by which Flower divides, or more than there are.
+        ScenarioError: A client reserves no CPU, or more CPUs or GPUs than there are.
     """
     engine, cpus = scenario.engine, workers(scenario)
     if not 0 < engine.cpus_per_client <= cpus:

@@ -276,7 +276,7 @@ class HonestButCurious(Wrapper):
         return result
 
     def _stopped(self, where: str, failed: Mapping[int, str], of: int) -> ClientError:
-        """What says which clients ended the training, and how to go on without them."""
+        """The error that names the failed clients, and says how to go on without them."""
         named = "\n".join(f"  client {c}: {line(why)}" for c, why in sorted(failed.items()))
         setting = "" if self._owned else "training."
         return ClientError(

@@ -51,7 +51,7 @@ class Session:
         self.finished: dict[tuple[int, int], tuple[Update, float] | BaseException] = {}
 
     def warn(self, text: str) -> None:
-        """Tell something about the training in this process, once."""
+        """Warn of something in the training of this process, once."""
         if text not in self._told:
             self._told.add(text)
             _LISTENERS[-1](text)
@@ -220,7 +220,7 @@ _SESSIONS: dict[str, Session] = {}
 """The latest sessions, by the text of their scenarios, oldest first."""
 
 _LISTENERS: list[Callable[[str], object]] = [warnings.warn]
-"""What is told of warnings of the training: the last one."""
+"""Functions that take a warning about the training; the last one is called (see `told`)."""
 
 
 @contextlib.contextmanager

@@ -82,15 +82,18 @@ def test_rows_of_tables_come_back_too():
         assert torch.allclose(found[label], row, atol=1e-3)
 
 
+def one_convolution(channels: int, *behind: nn.Module) -> nn.Sequential:
+    """A convolution, what stands behind it, and a head of ten classes."""
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(1, channels, 5, stride=2, padding=2)
+    module = nn.Sequential(convolution, *behind, nn.Flatten())
+    module.add_module("head", nn.Linear(16 * channels, 10))
+    return module
+
+
 def test_open_directions_stay_grey_and_the_prior_says_which():
     # One convolution of one channel: its 25 weights and 16 features leave most of 64 values open.
-    torch.manual_seed(0)
-    module = nn.Sequential()
-    module.add_module("one", nn.Conv2d(1, 1, 5, stride=2, padding=2))
-    module.add_module("squash", nn.Sigmoid())
-    module.add_module("flat", nn.Flatten())
-    module.add_module("head", nn.Linear(16, 10))
-    seen, truth = batch(2, module=module)
+    seen, truth = batch(2, module=one_convolution(1, nn.Sigmoid()))
     smooth, grey = (
         error(DLG(prior=prior, **FEATURES), seen, truth) for prior in ("smooth", "none")
     )
@@ -192,26 +195,13 @@ def test_bounds_on_examples_do_not_hold_with_features():
 
 
 def test_other_layers_are_refused_in_a_sentence():
-    torch.manual_seed(0)
-    module = nn.Sequential()
-    module.add_module("one", nn.Conv2d(1, 4, 5, stride=2, padding=2))
-    module.add_module("norm", nn.GroupNorm(2, 4))
-    module.add_module("squash", nn.Sigmoid())
-    module.add_module("flat", nn.Flatten())
-    module.add_module("head", nn.Linear(64, 10))
-    seen, _ = batch(2, module=module)
+    seen, _ = batch(2, module=one_convolution(4, nn.GroupNorm(2, 4), nn.Sigmoid()))
     with pytest.raises(ValueError, match="other layers than linear ones and convolutions"):
         DLG(**FEATURES).reconstruct(seen, testing.job())
 
 
 def test_functions_without_a_forward_derivative_are_refused_in_a_sentence():
-    torch.manual_seed(0)
-    module = nn.Sequential()
-    module.add_module("one", nn.Conv2d(1, 4, 5, stride=2, padding=2))
-    module.add_module("squash", nn.Hardsigmoid())
-    module.add_module("flat", nn.Flatten())
-    module.add_module("head", nn.Linear(64, 10))
-    seen, _ = batch(2, module=module)
+    seen, _ = batch(2, module=one_convolution(4, nn.Hardsigmoid()))
     with pytest.raises(ValueError, match="no forward derivative of the model's gradient"):
         DLG(**FEATURES).reconstruct(seen, testing.job())
 
