@@ -14,6 +14,8 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 export FLWR_TELEMETRY_ENABLED ?= 0
+# Tests start hundreds of processes, each of which would compile its libraries anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check docs format bench chaos gpu lowest image clean
 
@@ -36,9 +38,10 @@ format: $(VENV)/.dev  ## put formatting and imports right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.base  ## tables and plots of docs/performance.md, in 15 to 45 minutes
+bench: $(VENV)/.dev  ## tables and plots of docs/performance.md, in half an hour to an hour and a half
 	$(BIN)/python benchmarks/performance.py
 	$(BIN)/python benchmarks/watching.py
+	$(BIN)/python benchmarks/speeds.py
 
 chaos: $(VENV)/.dev  ## faults at random moments and fuzzers, about four hours; stopped, it goes on where it was
 	$(BIN)/python benchmarks/chaos.py

@@ -19,7 +19,8 @@ gradient. With `--unchanged` the attack is made with each of these values of the
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import mean
 
 import torch
@@ -52,7 +53,7 @@ from fedsim.gradients import TextDistance, nearest_tokens, norm_gap
 from fedsim.knowledge import Knowledge
 from fedsim.metrics import METRICS
 from fedsim.priors import LanguagePrior, language_prior
-from fedsim.records import Observation, Tokens, Truth
+from fedsim.records import Observation, Reconstruction, Truth
 from fedsim.seeds import torch_generator
 from fedsim.spec import TextSpec
 from fedsim.tasks.text.languages.language import POINTS, classification_loss
@@ -63,6 +64,44 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 TOGETHER = {"four": 4, "eight": 8}
 """Restarts or victims that share the steps; the plugin takes eight at once."""
 EQUAL = 1e-5
+SCORED, SWAPS = STARTS + PERMUTATIONS, ROUNDS * (CANDIDATES + 1)
+"""Points that the paper's schedule scores at the start, and in all discrete steps."""
+
+
+@dataclass
+class Sentence:
+    """A sentence: what the plain side has, what the adversary is told, and what it should find."""
+
+    text: str
+    it: Victim
+    seen: Observation
+    truth: Truth
+
+
+def sentences(data: str | None, count: int) -> tuple[LanguagePrior, list[Sentence]]:
+    """The language model and the sentences."""
+    tokenizer = libraries.transformers().AutoTokenizer.from_pretrained(folder())
+    model = encoder()
+    tokens, fitted = describe_tokenizer(tokenizer, len(tokenizer), 512, WORDS), public(data)
+    found = []
+    for text, label in texts(data, count):
+        ids = tokenizer(text, return_tensors="pt").input_ids[0]
+        it = victim(model, ids, label)
+        seen = testing.observation(
+            gradient=dict(zip(it.names, it.gradient, strict=True)),
+            model=VictimModel(
+                it.model, head="classifier", loss=classification_loss, words=WORDS, points=POINTS
+            ),
+            head="classifier",
+            spec=TextSpec(classes=2, tokens=tokens),
+            labels=it.label,
+            lengths=[it.length],
+            num_examples=1,
+            prior=fitted,
+            granted=~Knowledge(0),
+        )
+        found.append(Sentence(text, it, seen, Truth(tokens=[ids], text=[text])))
+    return language_prior("n-gram", fitted, tokens), found
 
 
 def stepping(far: TextDistance, start: Tensor, typical: float) -> Callable[[], None]:
@@ -81,19 +120,18 @@ def stepping(far: TextDistance, start: Tensor, typical: float) -> Callable[[], N
 
 
 def compared(
-    it: Victim, language: LanguagePrior, index: int, candidates: int, steps: int
+    sentence: Sentence, language: LanguagePrior, index: int, candidates: int, steps: int
 ) -> dict[str, float]:
-    """CPU milliseconds of each part on both sides, and the largest differences."""
+    """CPU seconds of each part on both sides, and the largest differences."""
+    it = sentence.it
     rng = torch_generator(0, "lamp", index)
     width, inside = it.embeddings.shape[1], it.length - 2
-    model = VictimModel(
-        it.model, head="classifier", loss=classification_loss, words=WORDS, points=POINTS
-    )
-    sent = dict(zip(it.names, it.gradient, strict=True))
+    seen = sentence.seen
     made: list[TextDistance] = []
 
     def prepare() -> None:
-        made.append(TextDistance(model, [sent], [it.label], [torch.tensor([it.length])]))
+        lengths = [torch.tensor([it.length])]
+        made.append(TextDistance(seen.model, [seen.gradient], [it.label], lengths))
 
     took = {"prepared": fastest(prepare)}
     far = made[-1]
@@ -166,50 +204,43 @@ def slopes(it: Victim, far: TextDistance, start: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def observed(it: Victim, tokens: Tokens, texts: tuple[str, ...]) -> Observation:
-    """What the adversary is told of a sentence."""
-    model = VictimModel(
-        it.model, head="classifier", loss=classification_loss, words=WORDS, points=POINTS
-    )
-    return testing.observation(
-        gradient=dict(zip(it.names, it.gradient, strict=True)),
-        model=model,
-        head="classifier",
-        spec=TextSpec(classes=2, tokens=tokens),
-        labels=it.label,
-        lengths=[it.length],
-        num_examples=1,
-        prior=texts,
-        granted=~Knowledge(0),
+def plain_seconds(took: dict[str, float]) -> float:
+    """What the plain side's parts come to for the paper's schedule."""
+    return (
+        SCORED * took["candidate, gradient alone"]
+        + SWAPS * took["candidate"]
+        + STEPS * took["step"]
     )
 
 
-def whole(seen: list[Observation], plain: list[float], truths: list[Truth], unchanged: int) -> None:
-    """Print what whole sentences take, the first alone and all together; plain: seconds of each."""
+def whole(some: Sequence[Sentence], unchanged: int) -> tuple[float, list[Reconstruction]]:
+    """CPU seconds a sentence of whole attacks that share their steps, and what they claim."""
     dummy_texts.MATCHED = -1.0  # no distance is so low: none ends because it has a match
-    for how, some in (("the first alone", seen[:1]), (f"{len(seen)} together", seen)):
-        if how != "the first alone" and len(seen) == 1:
-            return
-        began = time.process_time()
-        jobs = [testing.job(seed=i) for i in range(len(some))]
-        found = LAMP(unchanged=unchanged).reconstruct_many(some, jobs)
-        took = (time.process_time() - began) / len(some)
-        beside = sum(plain[: len(some)]) / len(some)
-        rouge = [
-            mean(
-                100 * float(METRICS[name].score(claim, one, seen[0].spec) or 0)
-                for claim, one in zip(found, truths, strict=False)
-            )
-            for name in ("rouge1", "rouge2", "rougeL")
-        ]
-        steps = mean(one.diagnostics["evaluations"] for one in found)
-        print(
-            f"whole sentences, unchanged = {unchanged}, {how}: {took:.0f} s each, plain "
-            f"{beside:.0f} s, x{beside / took:.1f}; {steps:.0f} steps; ROUGE-1, 2, L "
-            f"{rouge[0]:.0f}, {rouge[1]:.0f}, {rouge[2]:.0f} %"
+    began = time.process_time()
+    jobs = [testing.job(seed=index) for index in range(len(some))]
+    found = LAMP(unchanged=unchanged).reconstruct_many([one.seen for one in some], jobs)
+    return (time.process_time() - began) / len(some), found
+
+
+def print_whole(some: Sequence[Sentence], plain: Sequence[float], unchanged: int) -> None:
+    """Print what whole sentences take; plain: seconds of each on the plain side."""
+    took, found = whole(some, unchanged)
+    rouge = [
+        mean(
+            100 * float(METRICS[name].score(claim, one.truth, one.seen.spec) or 0)
+            for claim, one in zip(found, some, strict=True)
         )
-        for one in found:
-            print(f"  {one.text[0]} ({one.diagnostics['evaluations']} steps)", flush=True)
+        for name in ("rouge1", "rouge2", "rougeL")
+    ]
+    how = "the first alone" if len(some) == 1 else f"{len(some)} together"
+    beside, steps = mean(plain), mean(one.diagnostics["evaluations"] for one in found)
+    print(
+        f"whole sentences, unchanged = {unchanged}, {how}: {took:.0f} s each, plain "
+        f"{beside:.0f} s, x{beside / took:.1f}; {steps:.0f} steps; ROUGE-1, 2, L "
+        f"{rouge[0]:.0f}, {rouge[1]:.0f}, {rouge[2]:.0f} %"
+    )
+    for one in found:
+        print(f"  {one.text[0]} ({one.diagnostics['evaluations']} steps)", flush=True)
 
 
 def main() -> None:
@@ -225,18 +256,13 @@ def main() -> None:
     parser.add_argument("--data", default=os.environ.get("FEDSIM_DATA"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tokenizer = libraries.transformers().AutoTokenizer.from_pretrained(folder())
-    model = encoder()
-    tokens, fitted = describe_tokenizer(tokenizer, len(tokenizer), 512, WORDS), public(options.data)
-    language = language_prior("n-gram", fitted, tokens)
+    language, attacked = sentences(options.data, options.sentences)
     print(language.description, flush=True)
-    seen, totals, truths = [], [], []
-    for index, (text, label) in enumerate(texts(options.data, options.sentences)):
-        ids = tokenizer(text, return_tensors="pt").input_ids[0]
-        it = victim(model, ids, label)
-        took = compared(it, language, index, options.candidates, options.steps)
+    totals = []
+    for index, one in enumerate(attacked):
+        took = compared(one, language, index, options.candidates, options.steps)
         milli = {part: 1000 * value for part, value in took.items()}
-        print(f"{text} ({it.length} tokens)")
+        print(f"{one.text} ({one.it.length} tokens)")
         print(f"  values differ by {took['apart']:.1e}, slopes by {took['slopes']:.1e}")
         for part, plain in (
             ("candidate in factors", "candidate"),
@@ -246,28 +272,22 @@ def main() -> None:
         ):
             times = milli[plain] / milli[part]
             print(f"  {part}: {milli[part]:.1f} ms, plain {milli[plain]:.1f} ms, x{times:.1f}")
-        scored, swaps = STARTS + PERMUTATIONS, ROUNDS * (CANDIDATES + 1)
-        plain = (
-            scored * took["candidate, gradient alone"]
-            + swaps * took["candidate"]
-            + STEPS * took["step"]
-        )
-        print(f"  {scored} starts, {STEPS} steps, {swaps} candidates: plain {plain:.0f} s")
+        totals.append(plain_seconds(took))
+        print(f"  {SCORED} starts, {STEPS} steps, {SWAPS} candidates: plain {totals[-1]:.0f} s")
         for how, together in {"": 1, **TOGETHER}.items():
             step = took["step in factors" + (f", {how} restarts" if how else "")]
             ours = (
                 took["prepared"] / together
-                + scored * took["candidate, gradient alone, in factors"]
-                + swaps * took["candidate in factors"]
+                + SCORED * took["candidate, gradient alone, in factors"]
+                + SWAPS * took["candidate in factors"]
                 + STEPS * step
             )
             said = f"of {how} restarts together" if how else "alone"
-            print(f"    in factors, {said}: {ours:.0f} s, x{plain / ours:.1f}", flush=True)
-        seen.append(observed(it, tokens, fitted))
-        totals.append(plain)
-        truths.append(Truth(tokens=[ids], text=[text]))
+            print(f"    in factors, {said}: {ours:.0f} s, x{totals[-1] / ours:.1f}", flush=True)
     for unchanged in options.unchanged if options.whole else []:
-        whole(seen, totals, truths, unchanged)
+        print_whole(attacked[:1], totals[:1], unchanged)
+        if len(attacked) > 1:
+            print_whole(attacked, totals, unchanged)
 
 
 if __name__ == "__main__":

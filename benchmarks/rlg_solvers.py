@@ -14,6 +14,7 @@ larger parts.
 
 import argparse
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -40,8 +41,23 @@ def gradient(classes: int, size: int, features: int, repeats: bool) -> Tensor:
     return p.T @ h / size
 
 
-def row(classes: int, size: int, features: int, repeats: bool, sampled: int) -> str:
-    """One line of the table; raises where the LP answers otherwise."""
+@dataclass(frozen=True)
+class Solved:
+    """CPU seconds of a linear program for each class, of the solver, of the whole attack and of the
+    products; accepted classes, those that needed a linear program, and errors of the LP's solver.
+    """
+
+    lp: float
+    solver: float
+    whole: float
+    product: float
+    accepted: int
+    lps: int
+    errors: int
+
+
+def measure(classes: int, size: int, features: int, repeats: bool, sampled: int) -> Solved:
+    """Both sides on one gradient; raises where the LP answers otherwise."""
     weight = gradient(classes, size, features, repeats)
     seen = testing.observation(gradient={"head.weight": weight})
     found = leading(weight, "gap", testing.job().rng, label_count=None, tolerance=1e-5)
@@ -56,15 +72,25 @@ def row(classes: int, size: int, features: int, repeats: bool, sampled: int) -> 
     failed = reference.failed | everywhere.failed
     assert reference.accepted == (verdict.accepted & set(chosen)) - failed
     assert everywhere.accepted == verdict.accepted - failed
-    solver = fastest(lambda: by_spanning(q, lengths))
-    whole = fastest(lambda: RLG().reconstruct(seen, testing.job()))
     columns = torch.eye(features, 64, dtype=torch.float64)
-    product = fastest(lambda: [part.double() @ columns for part in torch.split(weight, 256)])
+    return Solved(
+        lp=lp,
+        solver=fastest(lambda: by_spanning(q, lengths)),
+        whole=fastest(lambda: RLG().reconstruct(seen, testing.job())),
+        product=fastest(lambda: [part.double() @ columns for part in torch.split(weight, 256)]),
+        accepted=len(verdict.accepted),
+        lps=verdict.lps,
+        errors=len(failed),
+    )
+
+
+def row(classes: int, size: int, features: int, repeats: bool, sampled: int) -> str:
+    """One line of the table."""
+    it = measure(classes, size, features, repeats, sampled)
     names = f"{size} | {classes:,} | {features:,} | {'yes' if repeats else 'no'}"
     return (
-        f"| {names} | {lp:,.0f} | {solver:.3f} | {lp / solver:,.0f} | {whole:.3f} | "
-        f"{whole / product:.1f} | "
-        f"{len(verdict.accepted)} | {verdict.lps} | {len(failed)} |"
+        f"| {names} | {it.lp:,.0f} | {it.solver:.3f} | {it.lp / it.solver:,.0f} | {it.whole:.3f} | "
+        f"{it.whole / it.product:.1f} | {it.accepted} | {it.lps} | {it.errors} |"
     )
 
 
