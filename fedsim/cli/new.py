@@ -70,6 +70,12 @@ def new(
     texts = {
         file: pages.get_template(f"{page}.jinja").render(known) for file, page in files.items()
     }
+    imported = rf"^(from|import) .*\b{cls}\b"
+    if keyword.iskeyword(cls) or re.search(imported, texts[f"{name}.py"], re.MULTILINE):
+        raise PluginError(
+            f"the class of '{name}' would be called '{cls}', which means something else in its "
+            f"file: choose another name, such as: fedsim new {kind} my_{name}"
+        )
     folder.mkdir()
     for file, text in texts.items():
         (folder / file).write_text(text, encoding="utf-8")

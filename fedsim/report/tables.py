@@ -1,9 +1,10 @@
 """Tables of a page: the means of several series, their differences, and the numbers by round."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedsim.metric import Measure, number
+from fedsim.metric import Measure
 from fedsim.report.intervals import FEWEST, Estimate
 from fedsim.report.replication import (
     Series,
@@ -168,10 +169,9 @@ def by_round(series: Series, main: Mapping[str, str], measures: Measures) -> dic
     columns: dict[str, dict[float, str]] = {}
     for metric, part in series.utility.groupby("metric", sort=False):
         how = utility_measure(str(metric))
-        columns[str(metric)] = {
-            at: number(one.mean) + one.show(how).removeprefix(how.show(one.mean))
-            for at, one in over_rounds(part, how, "value").items()
-        }
+        plain = replace(how, kind="number")
+        over = over_rounds(part, how, "value")
+        columns[str(metric)] = {at: one.show(plain) for at, one in over.items()}
     for label, metric in main.items():
         part, how = attacks_of(series.rows, label, metric), measures[metric]
         over = over_rounds(part, how)

@@ -74,6 +74,8 @@ def test_a_name_of_one_of_fedsims_own_metrics_is_refused(tmp_path, monkeypatch, 
         ("a/b", "fedsim new adversary a_b"),
         ("torch", "is installed already, and would be shadowed"),
         ("there", "there is there already"),
+        ("knowledge", "would be called 'Knowledge', which means something else in its file"),
+        ("true", "fedsim new adversary my_true"),
         ("bias_signs", "'bias-signs' is the name of one of the adversaries"),
     ],
 )

@@ -199,6 +199,13 @@ def test_curves_have_an_interval_over_seeds_in_each_round(tmp_path):
     assert all(one.seeds == 3 and one.low < one.mean < one.high for one in means.values())
 
 
+def test_the_table_by_round_shows_utility_and_its_interval_in_the_same_unit(tmp_path):
+    write_report(repeated(tmp_path / "run"))
+    half = T2 * 0.01 / math.sqrt(3)
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert f"0.68 [{0.68 - half:.3g}, {0.68 + half:.3g}]</td>" in text
+
+
 @pytest.mark.parametrize(("rounds", "mode"), [(60, "lines+markers"), (61, "lines")])
 def test_a_curve_of_many_rounds_is_a_line_without_markers(rounds, mode):
     one = Estimate(0.5, None, None, 1, 1)
