@@ -70,7 +70,11 @@ SCORED, SWAPS = STARTS + PERMUTATIONS, ROUNDS * (CANDIDATES + 1)
 
 @dataclass
 class Sentence:
-    """A sentence: what the plain side has, what the adversary is told, and what it should find."""
+    """An attacked sentence.
+
+    text: the sentence; it: model and gradient for the plain loop; seen: the observation that the
+    adversary gets; truth: tokens and text, for the metrics.
+    """
 
     text: str
     it: Victim
@@ -215,7 +219,7 @@ def plain_seconds(took: dict[str, float]) -> float:
 
 def whole(some: Sequence[Sentence], unchanged: int) -> tuple[float, list[Reconstruction]]:
     """CPU seconds a sentence of whole attacks that share their steps, and what they claim."""
-    # No distance is so low: none ends because it has a match.
+    # No distance is negative, so that no start ends early because its tokens match.
     dummy_texts.MATCHED = dict.fromkeys(dummy_texts.MATCHED, -1.0)
     began = time.process_time()
     jobs = [testing.job(seed=index) for index in range(len(some))]
