@@ -18,8 +18,15 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 
-WAYS = ("simulate", "attack", "app")
-"""The modules of `fedsim.engine` that begin a run."""
+ENDINGS = (
+    "engine.process.write_report",
+    "engine.simulate.diagnose_end",
+    "engine.attack.diagnose_end",
+    "engine.app.diagnose_end",
+    "attacking.campaign.write_report",
+    "federation.server.diagnose_end",
+)
+"""Where a run ends with its diagnosis and its report."""
 
 # Flower's simulation joins whatever Ray cluster it finds on this machine, unless it is told not to.
 os.environ["RAY_ADDRESS"] = "local"
@@ -55,10 +62,15 @@ def _seeded() -> None:
 
 
 @pytest.fixture
-def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs end without diagnosis and report, which are three quarters of a tiny run's time."""
-    for ending in ("process.write_report", *(f"{way}.diagnose_end" for way in WAYS)):
-        monkeypatch.setattr(f"fedsim.engine.{ending}", lambda *_, **__: None)
+def unreported(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs end without diagnosis and report, which are three quarters of a tiny run's time.
+
+    In a module that uses it, tests marked as `reported` are left out.
+    """
+    if request.node.get_closest_marker("reported"):
+        return
+    for ending in ENDINGS:
+        monkeypatch.setattr(f"fedsim.{ending}", lambda folder, *_, **__: folder / "report.html")
 
 
 @pytest.fixture(autouse=True, scope="session")

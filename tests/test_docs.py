@@ -64,6 +64,8 @@ def run(line: str, folder: Path, site: Path) -> str:
         return ""
     module = {"fedsim": ["-m", "fedsim.cli"], "python": []}[program]
     env = with_plugins(site, OMP_NUM_THREADS="1", COLUMNS="110")
+    if rest[0] == "run":  # more workers take longer to start than these runs take
+        rest += ["--set", "engine.workers=1"]
     done = python(*module, *rest, folder=folder, env=env)
     assert done.returncode == 0, f"$ {line}\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -37,7 +37,7 @@ def test_an_example_is_audited_right(path, tmp_path, monkeypatch):
     found.loader.exec_module(module)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={})
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    module.server(InlineGrid(10, module.client), context)
+    module.server(InlineGrid(4, module.client), context)
     (folder,) = (tmp_path / "runs").iterdir()
     table = rows(folder)
     assert {row["round"] for row in table} == {"1", "2"}

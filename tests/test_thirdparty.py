@@ -28,6 +28,8 @@ batch_size = 1
 on_failure = "drop"
 [threat]
 grants = "white-box"
+[engine]
+workers = 1
 """
 
 WELL_BEHAVED = """
@@ -137,7 +139,7 @@ KILLER = '[[adversaries]]\nname = "bad-exiter"\nrounds = [1]\nvictims = 1\n'
 )
 def test_runs_on_every_engine(thirdparty, tmp_path, engine, also):
     """On Ray also beside an attack that kills its worker, which costs only itself."""
-    several = ("--set", f"engine.name={engine}", "--set", "engine.workers=1")
+    several = ("--set", f"engine.name={engine}")
     rows = run_scenario(thirdparty, tmp_path, SCENARIO + WELL_BEHAVED + also, *several)
     killed = {"bad-exiter": {"failed"}} if also else {}
     assert statuses(rows) == {
@@ -161,7 +163,7 @@ def test_runs_on_every_engine(thirdparty, tmp_path, engine, also):
 
 def test_an_attack_that_sleeps_is_woken(thirdparty, tmp_path):
     attacks = '[[adversaries]]\nname = "bad-sleeper"\ntimeout = 1\nrounds = [1]\nvictims = 1\n'
-    rows = run_scenario(thirdparty, tmp_path, SCENARIO + attacks, "--set", "engine.workers=1")
+    rows = run_scenario(thirdparty, tmp_path, SCENARIO + attacks)
     assert statuses(rows) == {"bad-sleeper": {"timeout"}}
 
 
@@ -172,7 +174,7 @@ def test_what_a_hostile_client_sends_is_refused_and_recorded(thirdparty, tmp_pat
     """One sweep over the ways to be hostile: client 0 is, and takes part in every round."""
     text = SCENARIO.replace("[threat]\n", "[threat]\nfollow = [0]\n")
     text += '[[defenses]]\nname = "bad-nan"\nclients = [0]\n[[adversaries]]\nname = "llg"\n'
-    text += f'[engine]\nworkers = 1\n[sweep]\n"defenses.0.name" = {json.dumps(HOSTILE)}\n'
+    text += f'[sweep]\n"defenses.0.name" = {json.dumps(HOSTILE)}\n'
     rows = run_scenario(thirdparty, tmp_path, text)
     for name in HOSTILE:
         point = [row for row in rows if row["point"] == f"defenses.0.name={name}"]

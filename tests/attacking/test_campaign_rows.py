@@ -45,6 +45,7 @@ def test_an_error_that_no_file_can_hold_is_escaped(tmp_path):
         ("allocate", "process", "Raise threat.memory_mb, the memory that it may use"),
     ],
 )
+@pytest.mark.usefixtures("unreported")
 def test_an_attack_that_lacks_memory_says_so_and_costs_its_own_row(how, isolation, said, tmp_path):
     attacks = [{"name": "llg"}, {"name": "rubbish", "how": how}]
     threat = {"victims": [0], "isolation": isolation}
@@ -54,6 +55,7 @@ def test_an_attack_that_lacks_memory_says_so_and_costs_its_own_row(how, isolatio
         assert (said in row["error"]) == (row["label"] == "rubbish")
 
 
+@pytest.mark.usefixtures("unreported")
 def test_attacks_are_told_to_compile(tmp_path, monkeypatch):
     graphs = []
     monkeypatch.setattr(torch, "compile", lambda graph, **how: graphs.append(graph) or graph)
@@ -70,6 +72,7 @@ def test_attacks_are_told_to_compile(tmp_path, monkeypatch):
     assert float(first["mse"]) == pytest.approx(float(second["mse"]), rel=1e-3)
 
 
+@pytest.mark.usefixtures("unreported")
 def test_every_outcome_is_a_row_with_its_baseline(tmp_path):
     run = scenario(
         training={"clients_per_round": 6},
@@ -106,6 +109,7 @@ def test_every_outcome_is_a_row_with_its_baseline(tmp_path):
     assert "RuntimeError: the attack fell over" in found["rubbish", "1", "0"][0]["error"]
 
 
+@pytest.mark.usefixtures("unreported")
 def test_a_metric_that_does_not_suit_the_task_leaves_no_row_and_breaks_nothing(tmp_path):
     run = scenario(
         task={"size": 4},
@@ -139,6 +143,7 @@ def test_an_attack_that_no_metric_scores_still_leaves_a_row(tmp_path):
 @pytest.mark.parametrize(
     "how", ["none", "text", "empty", "types", "fills", "shapes", "nan", "many"]
 )
+@pytest.mark.usefixtures("unreported")
 def test_rubbish_is_a_failed_row_or_a_bad_score_and_costs_no_other_row(how, tmp_path):
     run = scenario(
         training={"rounds": 1},
@@ -183,6 +188,7 @@ def test_a_claim_of_another_shape_says_so_in_its_row():
     assert error in outcome.caution
 
 
+@pytest.mark.usefixtures("unreported")
 def test_an_error_of_many_lines_stays_one_row(tmp_path):
     simulate(scenario(adversaries=[{"name": "rubbish", "how": "raise"}]), tmp_path)
     text = (tmp_path / "findings.csv").read_text()
@@ -254,6 +260,7 @@ def test_a_cancelled_queue_is_dropped():
     assert list(executor.collect(wait=True)) == []
 
 
+@pytest.mark.usefixtures("unreported")
 def test_the_truth_is_that_of_this_client_and_this_round(tmp_path):
     # iDLG is exact for one example: any mismatch of the re-derived truth would show.
     run = scenario(
@@ -265,6 +272,7 @@ def test_the_truth_is_that_of_this_client_and_this_round(tmp_path):
     assert asr == [1.0] * 18
 
 
+@pytest.mark.usefixtures("unreported")
 def test_claimed_features_are_searched_for_among_public_examples(tmp_path):
     run = scenario(
         task={"classes": 20},

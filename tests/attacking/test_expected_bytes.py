@@ -10,6 +10,7 @@ from fedsim.engine.simulate import simulate
     ("victims", "most"),
     [(([0], [1]), 2), (([0], [0]), 1), ((2, [0, 1]), 4), ((3, 1), 3), (("all", [0]), 4)],
 )
+@pytest.mark.usefixtures("unreported")
 def test_clients_that_several_adversaries_name_are_added_up(victims, most, tmp_path):
     said = {}
     run = scenario(

@@ -50,6 +50,7 @@ workers = 1
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.usefixtures("unreported")
 def test_attention_and_a_factor_are_differentiated_twice(tmp_path, isolation):
     module = fresh()
     text = SCENARIO.format(module=module, isolation=isolation)

@@ -126,6 +126,7 @@ def test_an_estimate_is_no_more_exact_than_it_is(seconds, text):
 @pytest.mark.parametrize(
     "engine", [{"name": "inline"}, {"name": "ray", "workers": 2, "attack_workers": 1}]
 )
+@pytest.mark.usefixtures("unreported")
 def test_every_engine_tells_how_far_its_attacks_are(tmp_path, engine, often, ray_session):
     heard, rows_shown, last = [], [], []
 
@@ -225,6 +226,7 @@ def test_leakage_is_of_one_point_and_a_broken_attack_counts_as_a_guess():
     assert "x" * 300 in text
 
 
+@pytest.mark.usefixtures("unreported")
 def test_a_reproduction_counts_the_attacks_of_a_point(tmp_path):
     notes = []
     (figure,) = choose(toml(tmp_path))

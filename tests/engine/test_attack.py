@@ -46,8 +46,8 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def recorded(trained, tmp_path):
-    """A copy of the recorded run, to be attacked."""
+def recorded(trained, tmp_path, unreported):
+    """A copy of the recorded run, to be attacked without a report at the end."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
@@ -55,7 +55,8 @@ def only(folder, **wanted):
     return [r for r in timeless(folder) if all(r[key] in value for key, value in wanted.items())]
 
 
-def test_attacks_on_a_recorded_run_are_those_of_the_run(live, recorded):
+def test_attacks_on_a_recorded_run_are_those_of_the_run(live, trained, tmp_path):
+    recorded = Path(shutil.copytree(trained, tmp_path / "run"))
     assert rows(recorded, empty=True) == []
     attack(recorded)
     assert timeless(recorded) == timeless(live)
@@ -195,7 +196,7 @@ def test_a_new_metric_is_scored(recorded, tmp_path, monkeypatch):
     ("keep", "victims", "said"),
     [("nothing", "all", r'"nothing", record\.max_bytes = \d+'), ("attacked", "all", "round 1")],
 )
-def test_what_was_not_kept_is_said_before_any_attack(keep, victims, said, tmp_path):
+def test_what_was_not_kept_is_said_before_any_attack(keep, victims, said, tmp_path, unreported):
     simulate(run(record={"keep": keep}, threat={"victims": 1}), tmp_path / "r")
     before = timeless(tmp_path / "r")
     with pytest.raises(RunFolderError, match=said) as caught:
@@ -204,7 +205,7 @@ def test_what_was_not_kept_is_said_before_any_attack(keep, victims, said, tmp_pa
     assert timeless(tmp_path / "r") == before
 
 
-def test_a_history_that_is_not_whole_is_denied(tmp_path, rogues):
+def test_a_history_that_is_not_whole_is_denied(tmp_path, rogues, unreported):
     simulate(
         scenario(training={"clients_per_round": 6, "rounds": 3}, threat={"rounds": [3]}),
         tmp_path / "run",
@@ -287,7 +288,7 @@ def test_a_pipe_in_a_run_folder_is_refused_before_it_is_read(tmp_path):
         attack(tmp_path)
 
 
-def test_a_run_of_schema_1_is_attacked_and_not_resumed(live, tmp_path):
+def test_a_run_of_schema_1_is_attacked_and_not_resumed(live, tmp_path, unreported):
     folder = Path(shutil.copytree(live, tmp_path / "old"))
     (folder / "tape" / "index.jsonl").unlink()
     (folder / "attacks.jsonl").unlink()
@@ -301,7 +302,7 @@ def test_a_run_of_schema_1_is_attacked_and_not_resumed(live, tmp_path):
     assert {row["status"] for row in only(folder, label={"idlg"})} == {"ok"}
 
 
-def test_a_run_goes_on_with_another_adversary(live, tmp_path):
+def test_a_run_goes_on_with_another_adversary(live, tmp_path, unreported):
     folder = Path(shutil.copytree(live, tmp_path / "run"))
     more = run().model_copy(update={"adversaries": [*run().adversaries, *idlg()]})
     simulate(more, folder, resume=True)
@@ -312,7 +313,7 @@ def test_a_run_goes_on_with_another_adversary(live, tmp_path):
         simulate(changed, folder, resume=True)
 
 
-def test_python_does_what_the_commands_do(tmp_path):
+def test_python_does_what_the_commands_do(tmp_path, unreported):
     fedsim.train(run(), tmp_path / "run")
     fedsim.attack(tmp_path / "run", [LLG()])
     found = fedsim.load(tmp_path / "run")

@@ -20,6 +20,8 @@ from fedsim.engine.simulate import simulate
 from fedsim.federation.arrays import TensorArray
 from fedsim.scenario.settings import Engine
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 ROUNDS, TRAINED, WORKERS = 2, 4, 2
 
 

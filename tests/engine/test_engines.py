@@ -22,7 +22,7 @@ from fedsim.errors import EngineError
 from fedsim.metrics import applicable
 
 pytestmark = [
-    pytest.mark.usefixtures("rogues_everywhere", "ray_session"),
+    pytest.mark.usefixtures("rogues_everywhere", "ray_session", "unreported"),
     pytest.mark.skipif(sys.platform == "win32", reason="process groups and SIGALRM are POSIX"),
 ]
 

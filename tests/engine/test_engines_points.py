@@ -13,6 +13,8 @@ from fedsim.engine.preflight import preflight
 from fedsim.engine.simulate import simulate
 from fedsim.errors import ClientError, ScenarioError
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 @pytest.mark.usefixtures("rogues_everywhere")
 @pytest.mark.parametrize("engine", ["inline", "flower"])

@@ -7,6 +7,8 @@ from support.tiny import rows, scenario, timeless
 
 from fedsim.engine.simulate import simulate
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 PROBES = [{"client": 3, "updates": 2}, {"client": 1, "batch_size": 4}]
 ENGINES = {
     "inline": {"name": "inline"},

@@ -11,6 +11,8 @@ from adversaries import DLG
 from fedsim import attack, diagnose, invert, simulate, train
 from fedsim.errors import ScenarioError
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 @contextlib.contextmanager
 def other_modes():

@@ -24,6 +24,8 @@ from fedsim.federation import client
 from fedsim.federation.other_grids import OrderedGrid
 from fedsim.tasks.images import Images
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 TASK = Images(clients=3, model="cnn", seed=5)
 OLD, NEW = 52, 7
 """Ids of the node of client 2, before and after its restart."""

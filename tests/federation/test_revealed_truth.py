@@ -27,6 +27,8 @@ from fedsim.records import Truth
 from fedsim.runs.truth import Origin, Seen, TruthFile
 from fedsim.runs.truth_store import find, move, store, write
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -293,6 +295,7 @@ def test_without_any_example_the_federation_trains_and_says_so(tmp_path):
     assert {(row["status"], row["truth"], row["value"]) for row in found} == {("ok", "absent", "")}
 
 
+@pytest.mark.reported
 def test_attacks_can_wait_until_training_is_done(tmp_path, caplog):
     """Rows are the same; with `defer`, no attack is made before the last round."""
     done, rounds = [], {}

@@ -22,6 +22,8 @@ from fedsim.federation.strategies import clients_of
 from fedsim.runs.ledger import Ledger
 from fedsim.tasks.images import Images
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 def foreign_app(task: Images, lr: float, *mods) -> ClientApp:
     """A ClientApp that knows nothing of fedsim: it loads, trains one step, sends its weights."""
@@ -44,6 +46,7 @@ def foreign_app(task: Images, lr: float, *mods) -> ClientApp:
     return app
 
 
+@pytest.mark.reported
 @pytest.mark.parametrize("model", ["cnn", "resnet20"])
 def test_two_lines_audit_a_foreign_project(model, tmp_path):
     task = Images(clients=4, model=model, seed=5)

@@ -40,6 +40,7 @@ def evaluating(monkeypatch, more, *, server=False):
         (RuntimeError("it broke"), "raised RuntimeError: it broke"),
     ],
 )
+@pytest.mark.usefixtures("unreported")
 def test_what_is_no_utility_is_an_error_of_the_task(more, said, monkeypatch, tmp_path):
     with pytest.raises(PluginError, match=r"evaluate\(\) of task 'images'") as raised:
         simulate(evaluating(monkeypatch, more, server=True), tmp_path)
@@ -47,6 +48,7 @@ def test_what_is_no_utility_is_an_error_of_the_task(more, said, monkeypatch, tmp
 
 
 @pytest.mark.parametrize("value", [torch.tensor(0.5), True, 3])
+@pytest.mark.usefixtures("unreported")
 def test_numbers_of_clients_are_taken_as_the_servers_are(value, monkeypatch, tmp_path):
     simulate(evaluating(monkeypatch, {"f1": value}), tmp_path)
     found = [row["value"] for row in rows(tmp_path, "utility.csv") if row["metric"] == "client_f1"]
@@ -54,6 +56,7 @@ def test_numbers_of_clients_are_taken_as_the_servers_are(value, monkeypatch, tmp
 
 
 @pytest.mark.parametrize("more", [RuntimeError("it broke"), {"num_examples": 0}])
+@pytest.mark.usefixtures("unreported")
 def test_a_client_that_cannot_evaluate_ends_the_run_or_is_told_of(more, monkeypatch, tmp_path):
     run = evaluating(monkeypatch, more)
     with pytest.raises(ClientError, match="evaluation of round 1: 2 of 2 clients failed"):

@@ -8,6 +8,8 @@ from torch import nn
 from adversaries import DLG, LLG, RLG, BiasSigns, FirstLinear, TokenLeak
 from fedsim import diagnose, reveal
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 class Net(nn.Module):
     """A network of one logit for rows of a table, (B, 1)."""

@@ -13,6 +13,8 @@ from adversaries import DLG, LLG, TokenLeak
 from fedsim import HonestButCurious, reveal, watch
 from fedsim.engine.inline import InlineGrid
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 class Net(nn.Module):
     """A network without normalisation of its inputs."""
@@ -81,6 +83,7 @@ def audited(folder, theirs, ours, *adversaries, step=None):
 BOTH = "it matches the gradient up to rounding and recovers none of the revealed examples"
 
 
+@pytest.mark.reported
 def test_a_match_of_what_is_not_the_truth_is_a_contradiction(tmp_path, caplog):
     caplog.set_level("WARNING", logger="flwr")
     with pytest.warns(UserWarning, match="does not explain its update"):

@@ -8,6 +8,8 @@ from torch import nn
 from adversaries import DLG
 from fedsim import reveal
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 class Net(nn.Module):
     """A smooth network with dropout."""

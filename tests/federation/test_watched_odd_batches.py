@@ -13,6 +13,8 @@ from fedsim import reveal
 from fedsim.errors import ScenarioError
 from fedsim.federation.offered import Parts
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 class Net(nn.Module):
     def __init__(self):

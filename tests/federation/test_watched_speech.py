@@ -12,6 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 from adversaries import DLG, RLG, CTCMatching, FirstFrames, SpanDecoding
 from fedsim import diagnose, reveal
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 FRAMES, FEATURES, LABELS = 24, 12, 11
 
 

@@ -15,6 +15,8 @@ from adversaries import DAGER, DLG, LAMP, LLG, RLG, TAG, TokenLeak
 from fedsim import attack, diagnose, libraries, reveal
 from fedsim.tasks.text.messages import TOPICS, messages
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 MESSAGES = [(text, TOPICS.index(topic)) for _, topic, text in messages()]
 WORDS = {w: at for at, w in enumerate(sorted({w for m, _ in MESSAGES for w in m.split()}), 1)}
 """A vocabulary of the project's own; 0 is padding."""

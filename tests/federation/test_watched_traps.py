@@ -15,6 +15,8 @@ from fedsim.errors import RunFolderError
 from fedsim.report import summary
 from fedsim.scenario import Scenario
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 def adam(net, loader):
     steps(net, reveal(loader), torch.optim.Adam(net.parameters(), lr=0.01, weight_decay=0.1))
@@ -308,6 +310,7 @@ MISFITS = {
 }
 
 
+@pytest.mark.reported
 def test_a_misfit_is_named_and_enters_no_average(tmp_path):
     with pytest.warns(UserWarning, match="does not explain its update"):
         found = audited(tmp_path, *MISFITS)

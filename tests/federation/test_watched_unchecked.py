@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader
 from fedsim import load, reveal
 from fedsim.errors import ScenarioError
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 def by_hand(net, loader):
     x, y = next(iter(reveal(loader)))

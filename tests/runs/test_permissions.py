@@ -15,7 +15,10 @@ from fedsim.errors import RunFolderError
 from fedsim.report import write_report
 from fedsim.reproduce.console import reproduce
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="permissions are POSIX")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="permissions are POSIX"),
+    pytest.mark.usefixtures("unreported"),
+]
 SWEPT = {
     "threat": {"grants": "full", "victims": 1},
     "sweep": {"training.batch_size": [1, 2]},
@@ -62,6 +65,7 @@ def test_a_shared_run_folder_follows_the_umask(tmp_path):
     assert stat.S_IMODE(report.stat().st_mode) == 0o640
 
 
+@pytest.mark.reported
 def test_a_folder_that_may_not_be_written_to_is_said(tmp_path):
     simulate(scenario(), tmp_path / "run")
     (tmp_path / "run").chmod(0o500)

@@ -19,6 +19,8 @@ from fedsim.records import Interception, Update
 from fedsim.runs.recording import Recording
 from fedsim.scenario.built import build
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 def interception(round=1, clients=(4,), **changes):
     rng = torch.Generator().manual_seed(round)
@@ -227,16 +229,14 @@ def test_a_recording_of_schema_1_is_read_without_an_index(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "model"), [("fedsgd", "cnn"), ("fedavg", "cnn"), ("fedavg", "resnet20")]
+    ("algorithm", "model", "rounds"),
+    [("fedsgd", "cnn", 2), ("fedavg", "cnn", 2), ("fedavg", "resnet20", 1)],
 )
-def test_attacks_on_a_recording_find_what_they_found_live(algorithm, model, tmp_path):
+def test_attacks_on_a_recording_find_what_they_found_live(algorithm, model, rounds, tmp_path):
+    training = {"algorithm": algorithm, "rounds": rounds, "clients_per_round": 2}
     run = scenario(
         task={"model": model},
-        training={
-            "algorithm": algorithm,
-            "clients_per_round": 2,
-            "local_steps": 1 if algorithm == "fedsgd" else 2,
-        },
+        training={**training, "local_steps": 1 if algorithm == "fedsgd" else 2},
         threat={"grants": "auxiliary", "record": True},
         adversaries=[{"name": "llg"}, {"name": "dlg", "budget": 1, "victims": 2}],
     )

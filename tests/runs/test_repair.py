@@ -19,6 +19,8 @@ from fedsim.report.pages import write_page
 from fedsim.runs.recording import Recording
 from fedsim.runs.tables import TABLES, read_table
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 CUT = {
     "a row": ("findings.csv", -20),
     "several rows": ("findings.csv", -1500),

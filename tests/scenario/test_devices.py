@@ -83,6 +83,7 @@ def test_ray_cannot_choose_a_gpu_where_the_device_is_named(gpu, device):
         preflight(scenario(engine={"device": device, "gpus_per_client": 0.5}))
 
 
+@pytest.mark.usefixtures("unreported")
 def test_the_run_keeps_its_device_when_it_is_resumed(tmp_path, monkeypatch):
     simulate(scenario(engine={"device": "cpu", "workers": 1}), tmp_path / "run")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)

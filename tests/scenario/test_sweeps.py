@@ -21,6 +21,7 @@ from fedsim.tasks.partitioned import natural
 SWEEP = {"training.batch_size": [2, 4], "seed": [3, 4]}
 
 
+@pytest.mark.usefixtures("unreported")
 def test_every_point_of_a_sweep_finds_what_it_finds_alone(tmp_path):
     run = scenario(threat={"grants": "full"}, sweep=SWEEP)
     simulate(run, tmp_path / "together")
@@ -55,6 +56,7 @@ def test_a_task_is_taken_over_while_its_settings_stay_the_same():
 @pytest.mark.parametrize(
     "sweep", [{}, {"training.batch_size": [2, 4]}], ids=["one run", "two points"]
 )
+@pytest.mark.usefixtures("unreported")
 def test_a_process_loads_data_and_builds_the_model_once(sweep, tmp_path, made):
     """Checks before the run, provenance, clients, attacks and the server share one task."""
     simulate(scenario(threat={"grants": "full"}, sweep=sweep), tmp_path / "run")

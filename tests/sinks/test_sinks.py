@@ -14,7 +14,10 @@ from fedsim.runs.provenance import results
 from fedsim.scenario import Scenario
 from fedsim.sinks import Curves
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of the libraries
+    pytest.mark.usefixtures("unreported"),
+]
 
 NAMES = ["leakage/llg/asr", "utility/accuracy"]
 

@@ -184,8 +184,9 @@ def test_a_gradient_that_was_not_sent_is_refused(part):
 
 def test_examples_that_do_not_explain_the_other_layers_are_not_claimed():
     model = network(nn.ReLU(), nn.Linear(96, 96), nn.ReLU())
-    seen, _ = observed(model)
-    other, _ = observed(model, seed=1)
+    seen, _ = observed(model, size=6)
+    assert len(attacked(seen).inputs) == 6
+    other, _ = observed(model, size=6, seed=1)
     mixed = {**seen.gradient, "behind.1.weight": other.gradient["behind.1.weight"]}
     with pytest.raises(ValueError, match=r"no batch fits: the best one misses a layer's gradient"):
         attacked(dataclasses.replace(seen, gradient=mixed))

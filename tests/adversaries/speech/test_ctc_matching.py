@@ -37,23 +37,24 @@ def test_an_utterance_comes_back_from_the_head_alone():
 
 def test_the_cosine_stays_on_its_plateau_where_the_whitened_distance_does_not():
     heard = voice(0, 10)
-    seen = observed(recogniser(512, recurrent=128), heard)
+    seen = observed(recogniser(256), heard)
     whitened, cosine = (
-        attack(seen, iterations=150, distance=distance) for distance in ("whitened", "cosine")
+        attack(seen, restarts=3, meetings=0, distance=distance)
+        for distance in ("whitened", "cosine")
     )
     assert error(whitened, heard) < 0.1 * error(cosine, heard)
 
 
 def test_all_layers_give_a_narrow_model_away():
     heard = voice(0, 4)
-    settings = {"layers": "all", "distance": "cosine", "lr": 0.1, "iterations": 100, "restarts": 1}
-    claimed = attack(observed(recogniser(32), heard), **settings)
+    settings = {"layers": "all", "distance": "cosine", "lr": 0.1, "restarts": 1, "meetings": 0}
+    claimed = attack(observed(recogniser(32), heard), iterations=100, **settings)
     assert error(claimed, heard) < 0.3
 
 
 def test_a_batch_of_unequal_lengths_comes_back_in_order():
     heard = [voice(0, 5), voice(1, 7)]
-    claimed = attack(observed(recogniser(384), *heard), iterations=300)
+    claimed = attack(observed(recogniser(256), *heard), restarts=3, meetings=0)
     assert [len(one) for one in claimed.inputs] == [5, 7]
     assert error(claimed, *heard) < 0.1
 
@@ -68,11 +69,10 @@ def test_restarts_run_side_by_side_and_the_lowest_distance_is_claimed():
 
 
 def test_starts_that_meet_find_what_none_of_them_found():
-    heard = voice(0, 14)
+    heard = voice(0, 10)
     seen = observed(recogniser(256), heard)
-    apart, met = (attack(seen, meetings=count) for count in (0, 12))
-    assert apart.outcomes == ("steps",) * 8
-    # Where starts end differs from CPU to CPU: at 0.09, at more than 0.1.
+    apart, met = (attack(seen, iterations=80, restarts=3, meetings=count) for count in (0, 12))
+    assert apart.outcomes == ("steps",) * 4
     assert error(met, heard) < min(1e-3, error(apart, heard) / 10)
     assert "matched" in met.outcomes
 
@@ -97,7 +97,7 @@ def test_a_meeting_that_brings_nothing_is_the_last():
 def test_transcripts_are_tried():
     heard = voice(0, 5)
     seen = observed(recogniser(256), heard, labels=None)
-    claimed = attack(seen, transcripts=["its", "abc"], iterations=150)
+    claimed = attack(seen, transcripts=["its", "abc"], restarts=1, meetings=0)
     assert claimed.diagnostics["said"] == claimed.text == ["abc"]
     assert CTCMatching(transcripts=["abc"]).fills() - CTCMatching().fills() == {"text"}
     first, second = claimed.diagnostics["distances"]
@@ -108,7 +108,7 @@ def test_transcripts_are_tried():
 
 def test_what_comes_after_a_transcript_that_matches_is_not_tried():
     seen = observed(recogniser(256), voice(0, 5), labels=None)
-    claimed = attack(seen, transcripts=["its", "abc", "z e"], iterations=300)
+    claimed = attack(seen, transcripts=["its", "abc", "z e"], iterations=250)
     assert claimed.text == ["abc"]
     assert len(claimed.diagnostics["distances"]) == 2
     assert claimed.diagnostics["untried"] == 1
@@ -117,7 +117,7 @@ def test_what_comes_after_a_transcript_that_matches_is_not_tried():
 def test_where_no_transcript_matches_the_closest_meet_first():
     heard = voice(0, 10)
     seen = observed(recogniser(256), heard, labels=None)
-    settings = {"transcripts": ["its", "abc"]}
+    settings = {"transcripts": ["its", "abc"], "iterations": 80, "restarts": 3}
     apart, met = (attack(seen, meetings=count, **settings) for count in (0, 12))
     assert apart.text == met.text == ["abc"]
     assert error(met, heard) < min(1e-3, error(apart, heard) / 10)
@@ -152,7 +152,11 @@ def test_several_local_steps_are_matched_as_one_and_it_is_said():
 def test_smoothness_draws_neighbours_together():
     seen = observed(recogniser(), voice(0, 8))
     free, smooth = (
-        attack(seen, iterations=40, smoothness=weight).inputs[0].diff(dim=0).abs().mean()
+        attack(seen, iterations=40, meetings=0, smoothness=weight)
+        .inputs[0]
+        .diff(dim=0)
+        .abs()
+        .mean()
         for weight in (0.0, 100.0)
     )
     assert smooth < 0.2 * free
@@ -263,7 +267,8 @@ def test_arrays_of_16_bits_are_matched(sent):
     heard = voice(0, 5)
     seen = observed(recogniser(256), heard)
     gradient = {name: value.to(sent) for name, value in seen.gradient.items()}
-    assert error(attack(dataclasses.replace(seen, gradient=gradient)), heard) < 0.05
+    claimed = attack(dataclasses.replace(seen, gradient=gradient), restarts=3, meetings=0)
+    assert error(claimed, heard) < 0.05
 
 
 def test_an_empty_transcript_is_refused():

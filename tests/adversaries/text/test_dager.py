@@ -60,6 +60,7 @@ def test_a_text_is_told_by_an_encoder_that_attends_alike_everywhere(client):
     assert found.diagnostics["verified"] == [True]
 
 
+@pytest.mark.usefixtures("unreported")
 def test_every_message_of_the_example_is_told(tmp_path):
     table = ['adversaries=[{name="dager"}]', "threat.grants=white-box", "engine.workers=1"]
     simulate(Scenario.load("text", table), tmp_path / "run")

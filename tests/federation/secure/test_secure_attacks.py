@@ -13,9 +13,10 @@ from fedsim.scenario import Scenario
 from fedsim.scenario.built import build
 from fedsim.training.local import local_training
 
-pytestmark = pytest.mark.usefixtures("rogues")
+pytestmark = pytest.mark.usefixtures("rogues", "unreported")
 
 
+@pytest.mark.reported
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_attacks_run_on_the_aggregate_and_name_all_its_clients(protocol, tmp_path):
     run = secure(

@@ -7,7 +7,7 @@ from support.tiny import rows, same, timeless
 
 from fedsim.engine.simulate import simulate
 
-pytestmark = pytest.mark.usefixtures("rogues")
+pytestmark = pytest.mark.usefixtures("rogues", "unreported")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ from fedsim.tasks.speech.spectrograms import (
 )
 from fedsim.tasks.speech.voices import RATE, speak
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 MODEL = {"name": "deepspeech", "hidden": 96, "recurrent": 8, "context": 4}
 TASK = {"speakers": 4, "utterances": 8, "longest": 20, "model": MODEL}
 WORDS = "the kettle sings on the table"
@@ -264,6 +266,7 @@ def test_many_long_utterances_cost_seconds_and_little_room():
 # --- runs and their reports -----------------------------------------------------------------
 
 
+@pytest.mark.reported
 def test_a_run_writes_what_its_report_plays(tmp_path):
     run = scenario(
         task={**TASK, "model": {**MODEL, "hidden": 256}}, adversaries=[{"name": "first-frames"}]

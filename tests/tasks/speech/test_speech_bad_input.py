@@ -20,6 +20,8 @@ from fedsim.tasks.speech.features import Features, Header, decode, read_header
 from fedsim.tasks.speech.voices import RATE
 from fedsim.tasks.transcripts import dropped_characters, normalise
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 MODELS = {
     "las": {"name": "las", "encoder": 6, "attention": 6, "embedding": 6, "decoder": 12,
             "projection": 10},

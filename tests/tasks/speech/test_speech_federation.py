@@ -11,6 +11,8 @@ from fedsim.errors import ScenarioError
 from fedsim.scenario import Scenario
 from fedsim.tasks.speech import Speech
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 
 @pytest.fixture(scope="module")
 def task():
@@ -33,6 +35,7 @@ def test_the_head_gradient_tells_what_was_said(task):
     assert set(negative.tolist()) == set(said.tolist())
 
 
+@pytest.mark.reported
 @pytest.mark.parametrize("algorithm", ["fedsgd", "fedavg"])
 def test_a_run_finds_words_and_its_report_escapes_them(tmp_path, algorithm):
     steps = {"fedsgd": 1, "fedavg": 2}[algorithm]

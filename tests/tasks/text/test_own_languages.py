@@ -14,6 +14,8 @@ from fedsim.scenario import Scenario
 from fedsim.tasks.text.languages import OwnLanguage, as_language
 from fedsim.tasks.text.languages.language import logits
 
+pytestmark = pytest.mark.usefixtures("unreported")
+
 NETS = """
 from types import SimpleNamespace
 
