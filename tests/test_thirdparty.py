@@ -139,8 +139,8 @@ KILLER = '[[adversaries]]\nname = "bad-exiter"\nrounds = [1]\nvictims = 1\n'
 )
 def test_runs_on_every_engine(thirdparty, tmp_path, engine, also):
     """On Ray also beside an attack that kills its worker, which costs only itself."""
-    several = ("--set", f"engine.name={engine}")
-    rows = run_scenario(thirdparty, tmp_path, SCENARIO + WELL_BEHAVED + also, *several)
+    scenario = SCENARIO + WELL_BEHAVED + also
+    rows = run_scenario(thirdparty, tmp_path, scenario, "--set", f"engine.name={engine}")
     killed = {"bad-exiter": {"failed"}} if also else {}
     assert statuses(rows) == {
         "bias-sign": {"ok"},

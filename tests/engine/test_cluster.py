@@ -30,7 +30,7 @@ MANY = ("training.rounds=15", "training.clients_per_round=8")
 """Rounds enough for a node to be lost meanwhile."""
 
 PATIENCE = 240
-"""Seconds to wait for nodes and rounds, which take ten times as long on a busy machine."""
+"""Seconds to wait for nodes and rounds, which take minutes on a busy machine."""
 
 LEAN = ("--no-monitor", "--include-log-monitor=false")
 """Without processes that no test looks at."""

@@ -77,7 +77,7 @@ def at_once(cases: list[np.ndarray]) -> list[set[int] | None]:
     """What `by_lp` accepts of each case, by one program for all.
 
     min sum_c r_c.q_c, r_c.q_c >= -1, r_c.q_j >= 0 for the other columns j of c's case. Scaled, a
-    separable column's term is -1 and every other's is 0. None if the solver fails.
+    separable column's term is -1 and every other's is 0. All are None if the solver fails.
     """
     solved = linprog(
         np.concatenate([q.T.ravel() for q in cases]),

@@ -151,12 +151,9 @@ def test_several_local_steps_are_matched_as_one_and_it_is_said():
 
 def test_smoothness_draws_neighbours_together():
     seen = observed(recogniser(), voice(0, 8))
+    settings = {"iterations": 40, "meetings": 0}
     free, smooth = (
-        attack(seen, iterations=40, meetings=0, smoothness=weight)
-        .inputs[0]
-        .diff(dim=0)
-        .abs()
-        .mean()
+        attack(seen, smoothness=weight, **settings).inputs[0].diff(dim=0).abs().mean()
         for weight in (0.0, 100.0)
     )
     assert smooth < 0.2 * free
